@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import TEXT_PREFIXES, weight_sources

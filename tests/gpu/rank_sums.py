@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modelserve.sizing.rank_sums import PeerRowsLayout
-from modelserve_worker.execution.parallel import join_tensor_parallel
+from modelserve_worker.execution.process_group import join_tensor_parallel
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.layers.parallel import TensorParallel, sum_in_rank_order

@@ -125,7 +125,7 @@ FORMATS = {
     "fp8": WeightFormat(stored="fp8", scales="channel", fp8_activations=True),
 }
 around = ["step_tokens", "rotations", "embed", "rms_norm", "linear_rows", "per_layer_inputs"]
-steps, run, context = [], kernel_trace._run, kernel_trace._launches_go_to
+steps, run, context = [], kernel_trace._run, kernel_trace.launches_go_to
 def noted_run(model, attention, step, *rest):
     steps.append([step.chunks is None, len(step.positions), []])
     run(model, attention, step, *rest)
@@ -135,7 +135,7 @@ def noted(found, *rest):
             steps[-1][2].append(launch.entry if isinstance(launch, CudaSource) else launch.kernel)
         return found(launch, *more)
     return context(both, *rest)
-kernel_trace._run, kernel_trace._launches_go_to = noted_run, noted
+kernel_trace._run, kernel_trace.launches_go_to = noted_run, noted
 def differences(variant, capability, kv, weights):
     steps.clear()
     whole = published_model(f"hf://google/gemma-4-{variant}").architecture.model_dump()

@@ -1,20 +1,19 @@
 """Compile every kernel of the worker for GPUs that need not be there, and compare what it takes with what they have.
 
-    python tests/worker/kernels/compile_kernels.py [--capability 90 ...] [--file KERNELS.py ...] [--match TEXT]
+    python tests/worker/kernels/compile_kernels.py [--capability 90 ...] [--file KERNELS.py] [--match TEXT]
 
-Prints one line per kernel, shape and compute capability, and the problems last; exits with 1 when there are any. The
-kernels are the `SPECIMENS` of all modules `modelserve_worker.kernels.*_triton`, or of the files given. Shared memory is
-the most that one block may have (`modelserve.sizing.backends.generations`). Registers and spills are those that ptxas
-reports. From capability 9.0 on, what a kernel does before it waits for the one before it is read from its PTX
-(`dependent_launch` says what it may).
+Prints one line per kernel, shape and compute capability, and the problems last; exits with 1 when there are any. What
+is compiled is what models launch (`traced_launches`), or what `launch_all` of the file given does; a kernel in
+`modelserve_worker.kernels.*_triton` that none of them launches is a problem too. Shared memory is the most that one
+block may have (`modelserve.sizing.backends.generations`). Registers and spills are those that ptxas reports. From
+capability 9.0 on, what a kernel does before it waits for the one before it is read from its PTX (`dependent_launch`
+says what it may).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import io
 import os
 import pkgutil
@@ -25,8 +24,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
-from types import ModuleType
+
+from traced_launches import CASES, Traced, kernel_module, launches_of, launches_of_file, never_launched, once_each
 
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 COMPILED = (80, 89, 90, 100, 120)  # 8.6 has the tiles of 8.9 and the arithmetic of 8.0
@@ -35,21 +34,27 @@ PROCESSES = 2
 DEPENDENT_LAUNCH = 90  # the lowest capability that has it
 # How parameters are named that no later kernel of a step writes.
 CONSTANT = ("weight", "scalar", "positions", "slots", "starts", "lengths", "firsts", "table", "cos", "sin")
-
-
-@dataclass(frozen=True)
-class Job:
-    """Specimen `index` of a module, named by its import name or its file."""
-
-    module: str
-    index: int
-    name: str
-    capability: int
+WAITS_FIRST = ("embed",)  # the next kernel starts when this one has waited, not before
+SETTLED = {"add_branches": ("residual", "dense", "weights", "experts")}  # where the launch's constant SETTLED is true
+# Bytes of spill stores that are accepted, by how a launch's name begins: accumulators of 512 columns fill registers,
+# and what is spilled are numbers of the layout, once per tile. How many follows from constants that have nothing to do
+# with it, as from the room for chunks. Sliding chunks of fewer warps spill more and take two thirds of the time (docs/benchmarks.md).
+SPILLS = (
+    ("split_decode_v_only_packed(", 896),
+    ("split_decode_v_only(", 384),
+    ("split_decode_packed(", 8),
+    ("global_chunk(", 896),
+    ("global_chunk_v_only(", 448),
+    ("sliding_chunk(", 704),
+    ("int4_product(", 16),
+    ("int4_expert_products(", 16),
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    job: Job
+    launch: Traced
+    capability: int
     problems: tuple[str, ...]
     registers: int = 0
     spilled_bytes: int = 0
@@ -64,37 +69,7 @@ def kernel_modules() -> list[str]:
     ]
 
 
-def kernel_module(name: str) -> ModuleType:
-    """A module by its import name or, ending in .py, by its file."""
-    if not name.endswith(".py"):
-        return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a kernel looks its module up to read its source
-    spec.loader.exec_module(module)
-    return module
-
-
-def undeclared(name: str) -> bool:
-    """True of a module that defines kernels, or parts of them, and has no SPECIMENS to check them by."""
-    from triton import JITFunction
-
-    module = kernel_module(name)
-    defined = [f for f in vars(module).values() if isinstance(f, JITFunction) and f.__module__ == module.__name__]
-    return bool(defined) and not getattr(module, "SPECIMENS", ())
-
-
-def jobs(modules: list[str], capabilities: list[int], match: str) -> Iterator[Job]:
-    for module in modules:
-        for index, specimen in enumerate(getattr(kernel_module(module), "SPECIMENS", ())):
-            for capability in capabilities:
-                if match in specimen.name and specimen.lowest_capability <= capability <= specimen.highest_capability:
-                    yield Job(module, index, specimen.name, capability)
-
-
-def early_work(
-    ptx: str, signature: dict[str, str], *, waits: bool, waits_first: bool, settled: frozenset[str]
-) -> Iterator[str]:
+def early_work(ptx: str, launch: Traced, *, waits: bool) -> Iterator[str]:
     """What is wrong before `griddepcontrol.wait`: a way past it, a write, a read of what a kernel may write."""
     body = ptx[ptx.index("\n{") :]
     if "trap;" in body and "st.global" not in body:
@@ -104,6 +79,10 @@ def early_work(
         yield "does not wait for the kernel before it" if waits else "waits, and its capability knows no such thing"
     if not waits or "griddepcontrol.wait" not in body:
         return
+    if launch.constants.get("BESIDE"):  # its last program alone waits
+        return
+    signature, waits_first = launch.types, launch.kernel in WAITS_FIRST
+    settled = SETTLED.get(launch.kernel, ()) if launch.constants.get("SETTLED") else ()
     early = body[: body.index("griddepcontrol.wait")]
     if ("griddepcontrol.launch_dependents" in early) is waits_first:
         yield f"lets the next kernel start {'before' if waits_first else 'after'} it waits"
@@ -123,78 +102,69 @@ def early_work(
             origins[registers[0]] = origins.get(registers[0], set()) | known
 
 
-def compile_one(job: Job) -> Outcome:
+def compile_one(launch: Traced, capability: int) -> Outcome:
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     from modelserve.sizing.backends.generations import generation_of
     from modelserve_worker.execution.kernel_trace import TargetDriver
 
-    triton.runtime.driver.set_active(TargetDriver(job.capability))  # kernels ask it what they are compiled for
-    specimen = kernel_module(job.module).SPECIMENS[job.index]
-    names = specimen.kernel.arg_names
-    if unknown := {*specimen.signature, *specimen.constants} ^ set(names):
-        return Outcome(job, (f"the specimen and the kernel do not agree on the parameters {sorted(unknown)}",))
-    aligned = [n for n, kind in specimen.signature.items() if kind.startswith("*") or n in specimen.multiples_of_16]
+    triton.runtime.driver.set_active(TargetDriver(capability))  # kernels ask it what they are compiled for
     triton.knobs.nvidia.dump_ptxas_log = True  # printed after every compilation
     log = io.StringIO()
     try:
-        source = ASTSource(
-            fn=specimen.kernel,
-            signature={name: specimen.signature.get(name, "constexpr") for name in names},
-            constexprs=specimen.constants,
-            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
-        )
         with contextlib.redirect_stdout(log):
-            compiled = triton.compile(
-                source,
-                target=GPUTarget("cuda", job.capability, 32),
-                options={"num_warps": specimen.num_warps, "num_stages": specimen.num_stages},
-            )
+            compiled = getattr(kernel_module(launch.module), launch.kernel).preload(launch.specialization)
     except Exception as error:  # whatever the compiler raises is the finding
-        return Outcome(job, (f"does not compile: {type(error).__name__}: {str(error).strip()[-2000:]}",))
+        return Outcome(launch, capability, (f"does not compile: {type(error).__name__}: {str(error).strip()[-2000:]}",))
     registers = re.search(r"Used (\d+) registers", log.getvalue())
     spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
     if registers is None or spilled is None:
-        return Outcome(job, (f"ptxas reported neither registers nor spills: {log.getvalue()!r}",))
-    waits = job.capability >= DEPENDENT_LAUNCH
-    passed = {name: specimen.signature[name] for name in names if name in specimen.signature}
-    first, settled = specimen.waits_first, specimen.settled
-    early = early_work(compiled.asm["ptx"], passed, waits=waits, waits_first=first, settled=settled)
+        return Outcome(launch, capability, (f"ptxas reported neither registers nor spills: {log.getvalue()!r}",))
     used, stored, shared = int(registers[1]), int(spilled[1]), compiled.metadata.shared
-    most = generation_of(job.capability).shared_bytes
+    most, accepted = generation_of(capability).shared_bytes, accepted_spills(launch)
     problems = (
         (used > MOST_REGISTERS, f"{used} registers, of {MOST_REGISTERS}"),
-        (stored > specimen.spilled_bytes, f"{stored} bytes of spill stores, of {specimen.spilled_bytes} accepted"),
+        (stored > accepted, f"{stored} bytes of spill stores, of {accepted} accepted"),
         (shared > most, f"{shared} bytes of shared memory, of {most}"),
     )
+    early = early_work(compiled.asm["ptx"], launch, waits=capability >= DEPENDENT_LAUNCH)
     found = (*(text for wrong, text in problems if wrong), *early)
-    return Outcome(job, found, used, stored, shared)
+    return Outcome(launch, capability, found, used, stored, shared)
+
+
+def accepted_spills(launch: Traced) -> int:
+    return next((most for name, most in SPILLS if launch.name.startswith(name)), 0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(COMPILED))
-    parser.add_argument("--file", nargs="+", help="modules with SPECIMENS, instead of the worker's")
-    parser.add_argument("--match", default="", help="only specimens whose name contains this")
+    parser.add_argument("--file", help="a module with launch_all, instead of the worker's")
+    parser.add_argument("--match", default="", help="only launches whose name contains this")
     chosen = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel has nothing to compile
-    modules = chosen.file or kernel_modules()
-    todo = list(jobs(modules, chosen.capability, chosen.match))
-    problems = [f"{name} has kernels and declares no SPECIMENS" for name in modules if undeclared(name)]
-    problems += [] if todo else ["no kernel was found"]
+    outcomes, launched = list[Outcome](), list[Traced]()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-        outcomes = []
         # A process compiles for one capability: Triton keeps how fp8 is converted from the first that it compiled for.
         for capability in chosen.capability:
             with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-                for outcome in pool.map(compile_one, (job for job in todo if job.capability == capability)):
+                if chosen.file is None:
+                    traces = pool.map(launches_of, CASES, [capability] * len(CASES))
+                else:
+                    traces = pool.map(launches_of_file, [chosen.file], [capability])
+                found = once_each(launch for trace in traces for launch in trace)
+                launched += found
+                todo = [launch for launch in found if chosen.match in launch.name]
+                for outcome in pool.map(compile_one, todo, [capability] * len(todo)):
                     outcomes.append(outcome)
                     used = f"{outcome.registers:3d} registers {outcome.spilled_bytes:5d} B spilled"
-                    print(f"sm_{capability} {used} {outcome.shared_bytes:6d} B shared  {outcome.job.name}")
-    problems += [f"sm_{o.job.capability} {o.job.name}: {text}" for o in outcomes for text in o.problems]
+                    print(f"sm_{capability} {used} {outcome.shared_bytes:6d} B shared  {outcome.launch.name}")
+    problems = [] if outcomes else ["no launch was found"]
+    if {*COMPILED} <= {*chosen.capability} or chosen.file is not None:
+        modules = kernel_modules() if chosen.file is None else [chosen.file]
+        problems += [f"{name} is launched by nobody" for name in never_launched(modules, launched)]
+    problems += [f"sm_{o.capability} {o.launch.name}: {text}" for o in outcomes for text in o.problems]
     print(f"{len(outcomes)} compiled, {len(problems)} problems", *problems, sep="\n")
     return bool(problems)
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.specimen import KernelSpecimen
+
+
+@triton.jit
+def doubled(values):
+    """No kernel, but called by one."""
+    return values * 2
 
 
 @triton.jit
 def sound(x, SIZE: tl.constexpr):
     at = x + tl.arange(0, SIZE)
-    tl.store(at, tl.load(at) * 2)
+    tl.store(at, doubled(tl.load(at)))
+
+
+@triton.jit
+def forgotten(x, SIZE: tl.constexpr):
+    """No launch makes it."""
+    tl.store(x + tl.arange(0, SIZE), 0.0)
 
 
 @triton.jit
@@ -80,17 +92,12 @@ def waits_first(x, SIZE: tl.constexpr):
     tl.store(x + tl.arange(0, SIZE), 1.0)
 
 
-FLOATS = {"x": "*fp32"}
-SPECIMENS = (
-    KernelSpecimen(sound, FLOATS, {"SIZE": 128}, num_warps=1),
-    KernelSpecimen(sound, FLOATS, {"SIZE": 256}, num_warps=1, lowest_capability=90),
-    KernelSpecimen(does_not_compile, FLOATS, {"SIZE": 128}, num_warps=1),
-    KernelSpecimen(too_much_shared_memory, {"x": "*bf16"}, {"SIZE": 128}, num_warps=4, spilled_bytes=1024),
-    KernelSpecimen(spills, FLOATS, {"SIZE": 16384}, num_warps=1),
-    KernelSpecimen(sound, FLOATS, {"LENGTH": 128}, num_warps=1),
-    KernelSpecimen(waits, {**FLOATS, "weight": "*fp32"}, {"SIZE": 128}, num_warps=1, lowest_capability=90),
-    *(
-        KernelSpecimen(kernel, FLOATS, {"SIZE": 64}, num_warps=1, lowest_capability=90)
-        for kernel in (sound, returns_early, reads_early, writes_early, waits_first)
-    ),
-)
+def launch_all() -> None:
+    x, weight = (torch.empty(1 << 15, dtype=torch.float32, device="cuda") for _ in range(2))
+    sound[(1,)](x, SIZE=128, num_warps=1)
+    does_not_compile[(1,)](x, SIZE=128, num_warps=1)
+    too_much_shared_memory[(1,)](x.to(torch.bfloat16), SIZE=128, num_warps=4)
+    spills[(1,)](x, SIZE=16384, num_warps=1)
+    waits[(1,)](x, weight, SIZE=128, num_warps=1)
+    for kernel in (sound, returns_early, reads_early, writes_early, waits_first):
+        kernel[(1,)](x, SIZE=64, num_warps=1)

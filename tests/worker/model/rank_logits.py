@@ -13,7 +13,7 @@ from dense_attention import dense_logits, last_logits
 from model_checkpoints import load_checkpoint
 from torch import Tensor
 
-from modelserve_worker.execution.parallel import join_tensor_parallel
+from modelserve_worker.execution.process_group import join_tensor_parallel
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.layers.parallel import TensorParallel
 

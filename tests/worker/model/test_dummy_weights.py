@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modelserve_worker.execution import weights_dummy
 from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import weight_sources

@@ -26,9 +26,9 @@ from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
 from modelserve_worker.execution import weights_reading
 from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.parallel import TensorParallel
 from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.execution.weights_progress import LoadProgress
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4_checkpoint import weight_sources
 

@@ -9,7 +9,7 @@ from modelserve.errors import InvalidInput
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.weights import tensor_parallel_problem, weight_bytes
 from modelserve.weight_format import StoredType, WeightFormat, int4
-from modelserve_worker.execution.parallel import TensorParallel
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 

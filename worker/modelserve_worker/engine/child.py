@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from modelserve_worker.engine.deadline import HEARTBEAT_S
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.engine.loop import Channel, EngineLoop
+from modelserve_worker.engine.loop import EngineLoop, FrontEndSocket
 from modelserve_worker.engine.wire import Heartbeat, Loading, Ready, StartFailed
 from modelserve_worker.terminal_error import TerminalError
 
@@ -51,27 +51,27 @@ def run_child(end: socket.socket, build: BuildEngine) -> None:
         signal.signal(number, lambda *_: None)  # a handler, since its children would inherit an ignored signal
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     threading.Thread(target=_end_with_front_end, args=(end.fileno(),), name="front-end-watcher", daemon=True).start()
-    channel = Channel(end)
+    front_end = FrontEndSocket(end)
     try:
-        built = build(_LoadingReports(channel))
+        built = build(_LoadingReports(front_end))
     except TerminalError as error:
-        _give_up(channel, StartFailed(str(error), error.reason, error.shortfall_bytes, error.measured))
+        _give_up(front_end, StartFailed(str(error), error.reason, error.shortfall_bytes, error.measured))
     except Exception as error:
         logger.critical("the engine could not be started", exc_info=error)
-        _give_up(channel, StartFailed(f"the engine could not be started: {type(error).__name__}: {error}"))
+        _give_up(front_end, StartFailed(f"the engine could not be started: {type(error).__name__}: {error}"))
     gc.collect()
     gc.freeze()  # what start-up left stays: a collection between two steps need not walk through all of torch again
-    channel.send(built.ready)
-    threading.Thread(target=_beat, args=(channel,), name="heartbeat", daemon=True).start()
-    EngineLoop(built.engine, channel).run()
+    front_end.send(built.ready)
+    threading.Thread(target=_beat, args=(front_end,), name="heartbeat", daemon=True).start()
+    EngineLoop(built.engine, front_end).run()
     _exit(0)
 
 
 class _LoadingReports:
     """Progress for the front end, from any thread, a few times a second."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, front_end: FrontEndSocket) -> None:
+        self._front_end = front_end
         self._lock = threading.Lock()
         self._last_s = 0.0
 
@@ -80,19 +80,19 @@ class _LoadingReports:
             now = time.monotonic()
             if now - self._last_s >= _LOADING_INTERVAL_S or done_bytes == total_bytes:
                 self._last_s = now
-                self._channel.send(Loading(done_bytes, total_bytes))
+                self._front_end.send(Loading(done_bytes, total_bytes))
 
 
-def _beat(channel: Channel) -> None:
+def _beat(front_end: FrontEndSocket) -> None:
     """Say again and again that this process runs; another thread ends it when the front end is gone."""
     with contextlib.suppress(OSError):
         while True:
             time.sleep(HEARTBEAT_S)
-            channel.send(Heartbeat())
+            front_end.send(Heartbeat())
 
 
-def _give_up(channel: Channel, message: StartFailed) -> NoReturn:
-    channel.send(message)
+def _give_up(front_end: FrontEndSocket, message: StartFailed) -> NoReturn:
+    front_end.send(message)
     _exit(1)
 
 

@@ -26,7 +26,7 @@ _STUCK_PAUSE_S = 0.001  # between looks at a scheduler that has requests and sch
 logger = logging.getLogger(__name__)
 
 
-class Channel:
+class FrontEndSocket:
     """The engine's end of the socket pair, in blocking mode. Any thread may send."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -60,9 +60,9 @@ class Channel:
 class EngineLoop:
     """Runs one engine until the front end stops it or goes away, or the engine dies."""
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: Engine, front_end: FrontEndSocket) -> None:
         self._engine = engine
-        self._channel = channel
+        self._front_end = front_end
 
     def run(self) -> None:
         """Ends with the runner shut down and, unless the front end is gone, with a Stopped that says why."""
@@ -79,7 +79,7 @@ class EngineLoop:
             reason = f"the engine loop failed: {type(error).__name__}: {error}"
             logger.critical("the engine loop failed", exc_info=error)
         try:
-            self._channel.send(Stopped(reason))
+            self._front_end.send(Stopped(reason))
         except OSError:
             logger.warning("the front end ended before the engine")
         self._engine.runner.shutdown()
@@ -90,16 +90,16 @@ class EngineLoop:
         if outputs or self._engine.steps_done != before:
             self._report(outputs, [])
         elif not self._engine.has_work_in_flight:
-            self._channel.pause(_STUCK_PAUSE_S)
+            self._front_end.pause(_STUCK_PAUSE_S)
 
     def _take_commands(self) -> bool:
         """Carry out what has come; with nothing else to do, wait for more. False: the engine is to end."""
         if not self._engine.has_work:
-            self._channel.pause(_IDLE_CHECK_S)
+            self._front_end.pause(_IDLE_CHECK_S)
             self._engine.runner.check()  # a rank that dies now would otherwise be found by the next request
         outputs: list[RequestOutput] = []
         refusals: list[Refusal] = []
-        for command in self._channel.receive():
+        for command in self._front_end.receive():
             if isinstance(command, Stop):
                 return False
             try:
@@ -126,4 +126,4 @@ class EngineLoop:
         """After the step's pages have returned, so that whoever has its last token sees them free."""
         engine = self._engine
         stats, events = engine.scheduler.stats(), engine.take_events()
-        self._channel.send(StepReport.of(engine.steps_done, stats, outputs, refusals, events))
+        self._front_end.send(StepReport.of(engine.steps_done, stats, outputs, refusals, events))

@@ -101,7 +101,7 @@ class _RankAlone(TensorParallel):
 
 
 @contextmanager
-def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterator[None]:
+def launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterator[None]:
     """For the whole process, and for good: Triton compiles for GPUs of `capability`. Meanwhile nothing is compiled."""
 
     def hook(*, repr: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - the hook's own names
@@ -120,17 +120,23 @@ def _launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterato
 
 
 def kernel_launches(
-    architecture: ModelArchitecture, args: EngineArgs, *, capability: int, weight_format: WeightFormat | None = None
+    architecture: ModelArchitecture,
+    args: EngineArgs,
+    *,
+    capability: int,
+    weight_format: WeightFormat | None = None,
+    at_start: bool = True,
 ) -> list[Launch]:
     """Every launch of rank 0 while it starts and serves, for a GPU of `capability` (90 for sm_90).
 
+    Without `at_start` also those that no start compiles: chunks of rows that see what is behind them, token masks.
     `weight_format` None is an unquantised checkpoint. `args.model` is not read. Raises InvalidInput where model and
     arguments do not fit. For a process of its own: while this runs, no kernel can be launched.
     """
     launches: dict[Launch, None] = {}
     with (
         warnings.catch_warnings(),
-        _launches_go_to(launches.setdefault, capability),
+        launches_go_to(launches.setdefault, capability),
         torch.inference_mode(),
         FakeTensorMode(),
     ):
@@ -141,10 +147,10 @@ def kernel_launches(
         formats = Formats(weight_format, geometry.dtype, geometry.layout)
         operations = Operations(resolve(capability, architecture, formats, args.profile, ranks=ranks), _CUDA)
         assistant = None if args.drafter is None else read_speculation(args, architecture).assistant
-        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks), assistant)
+        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks), assistant, at_start)
         if operations.table.sums_through_peers:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
-            _run_steps(architecture, args, operations, weight_format, joined, assistant)
+            _run_steps(architecture, args, operations, weight_format, joined, assistant, at_start)
     return list(launches)
 
 
@@ -167,6 +173,7 @@ def _run_steps(
     weight_format: WeightFormat | None,
     parallel: _RankAlone,
     assistant: AssistantArchitecture | None,
+    at_start: bool,
 ) -> None:
     from modelserve_worker.execution.fast_attention import KernelAttention, KernelCacheReader  # Triton, on GPUs alone
 
@@ -218,9 +225,11 @@ def _run_steps(
                 _run(model, attention, _on_cuda(step), most_rows)
                 if step.chunks is not None and (profile or rows in UNCAPTURED_ROWS):  # as prompts are scored
                     _run(model, attention, _on_cuda(dataclasses.replace(step, narrowed=None)), most_rows)
+                if step.chunks is not None and rows == UNCAPTURED_ROWS[-1] and not at_start:
+                    _run(model, attention, _on_cuda(dataclasses.replace(step, last_keys=step.positions)), most_rows)
                 for chunks in (1, MANY_CHUNKS) if step.chunks is not None and rows in UNCAPTURED_ROWS else ():
                     _run(model, attention, _on_cuda(_with_chunks(step, chunks)), most_rows)
-    _sample(architecture, args, operations, parallel)
+    _sample(architecture, args, operations, parallel, masked=not at_start)
 
 
 def _run(model: Gemma4ForCausalLM, attention: Any, step: Step, columns: int) -> None:
@@ -239,7 +248,7 @@ def _with_chunks(step: Step, most_chunks: int) -> Step:
 
 
 def _sample(
-    architecture: ModelArchitecture, args: EngineArgs, operations: Operations, parallel: TensorParallel
+    architecture: ModelArchitecture, args: EngineArgs, operations: Operations, parallel: TensorParallel, *, masked: bool
 ) -> None:
     with unset_fake_temporarily():
         slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
@@ -252,6 +261,10 @@ def _sample(
         columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
     )  # fmt: skip
     tokens = draw_candidates(operations.sampling, parallel, logits, rows, first_token=0)
+    if masked:
+        masks = torch.empty(count, -(-vocab_size // 32), dtype=torch.int32, device=_CUDA)
+        constrained = dataclasses.replace(rows, mask_rows=sampled, masks=masks)
+        draw_candidates(operations.sampling, parallel, logits, constrained, first_token=0)
     draws = Draws(sampled, sampled, sampled, sampled)
     doors = operations.step
     doors.accept(tokens, sampled, sampled, draws, sampled[:, None].expand(-1, rows_each), sampled)

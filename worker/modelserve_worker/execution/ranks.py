@@ -38,7 +38,7 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import FailedStep, Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.memory_report import MemoryReport
-from modelserve_worker.execution.parallel import abort_collectives
+from modelserve_worker.execution.process_group import abort_collectives
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.execution.startup import StartedRank, start_rank

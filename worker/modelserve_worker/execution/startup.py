@@ -46,11 +46,12 @@ from modelserve_worker.execution.memory import (
 )
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.parallel import TensorParallel, join_tensor_parallel
+from modelserve_worker.execution.process_group import join_tensor_parallel
 from modelserve_worker.execution.profile_steps import profile_batches
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM

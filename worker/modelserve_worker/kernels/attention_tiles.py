@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from modelserve.sizing.backends.attention import (
     PAIRS,
@@ -13,11 +12,10 @@ from modelserve.sizing.backends.attention import (
     chunk_choices,
     decode_choices,
 )
-from modelserve.sizing.backends.generations import GENERATIONS, HIGHEST, HOPPER, tiles_for
+from modelserve.sizing.backends.generations import HOPPER, tiles_for
 from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 Door = Literal["decode", "chunk"]
 
@@ -118,97 +116,6 @@ def decode_warps(tile: Tile, block: int) -> int:
     return min(8, tile.warps * block // 16) if block > 16 else tile.warps
 
 
-# 31B global (K is V), E4B global, and the sliding layers of both.
-_SHAPES: dict[str, tuple[dict[str, int], ...]] = {
-    "v_only": ({"KV_HEADS": 4, "GROUP": 8, "D": 512, "PAIRS": 64, "PAGE": 64, "ENTRIES": 0, "WINDOW": 0},),
-    "kv": ({"KV_HEADS": 2, "GROUP": 4, "D": 512, "PAIRS": 0, "PAGE": 64, "ENTRIES": 0, "WINDOW": 0},),
-    "sliding": (
-        {"KV_HEADS": 16, "GROUP": 2, "D": 256, "PAIRS": 0, "PAGE": 32, "ENTRIES": 33, "WINDOW": 1024},
-        {"KV_HEADS": 2, "GROUP": 4, "D": 256, "PAIRS": 0, "PAGE": 32, "ENTRIES": 17, "WINDOW": 512},
-    ),
-}
 # What kernels call a format. A constant that is named as one of Triton's types comes back from a launch's description,
 # from which kernels are compiled ahead, as that type and no longer equals its name.
 FORMAT_NAMES = {"int8": "scaled_int8"}
-_ELEMENTS = {"bfloat16": "*bf16", "int8": "*i8", "fp8_e4m3": "*u8", "fp8_e5m2": "*u8"}
-_NUMBERS = (
-    "origin",
-    "page_stride",
-    "k_offset",
-    "v_offset",
-    "scale_origin",
-    "scale_stride",
-    "k_scale_offset",
-    "v_scale_offset",
-)
-_FLOAT32 = (
-    "partial",
-    "maxima",
-    "sums",
-    "start_cos",
-    "start_sin",
-    "turn_cos",
-    "turn_sin",
-    "inverse_frequencies",
-    "cos",
-    "sin",
-)
-_NETWORK = (
-    "q",
-    "output",
-    "key_weight",
-    "rotated_keys",
-    "dense",
-    "dense_k",
-    "dense_v",
-    "projected",
-    "q_out",
-    "q_weight",
-    "k_weight",
-)
-_STORED = ("arena", "step_k", "step_v")
-_FLOAT16 = ("scales", "step_k_scale", "step_v_scale")
-
-
-def _type_of(name: str, stored: str) -> str:
-    if name in _NUMBERS:
-        return "i64"
-    kinds = ((_FLOAT32, "*fp32"), (_NETWORK, "*bf16"), (_STORED, stored), (_FLOAT16, "*fp16"), (("eps",), "fp32"))
-    scalars = ("table_stride", "columns", "split_pages")
-    return next((kind for names, kind in kinds if name in names), "i32" if name in scalars else "*i32")
-
-
-def attention_specimens(
-    kernel: Any, layout: str, fmt: str, *, door: Door, packed: bool = False, spilled_bytes: int = 0, **constants: Any
-) -> Iterator[KernelSpecimen]:
-    """Launches of `kernel` on the published models' layers of a layout, once per generation whose tile differs."""
-    names = kernel.arg_names
-    seen = set()
-    for shape in _SHAPES[layout]:
-        for generation in GENERATIONS:
-            lowest, tile = generation.lowest, tiles_for(_TILES[door, layout], generation.lowest)
-            known = {
-                **shape, "FORMAT": FORMAT_NAMES.get(fmt, fmt), "TILE": tile.keys, "BLOCK_M": tile.rows, "CHUNKS": 64,
-                "MOST_SPLITS": 32, "SPLITS": 32, "SPLIT_PAGES": 4, "COLUMNS": 128, "INT8": fmt == "int8",
-                "BESIDE": False, "WHOLE": False,
-                "HEADS": shape["KV_HEADS"], "Q_HEADS": shape["KV_HEADS"] * shape["GROUP"], **constants,
-            }  # fmt: skip
-            block = tile.rows
-            if "ROWS" in constants:
-                known["PART"], block = query_block(tile, constants["ROWS"], shape["GROUP"])
-                known["BLOCK_M"] = block
-            chosen = {name: known[name] for name in names if name.isupper() or name == "D" or name in constants}
-            tiled = "TILE" in chosen
-            highest = generation.highest if tiled else HIGHEST
-            warps = decode_warps(tile, block) if "ROWS" in constants else tile.warps
-            warps = warps if tiled else 4
-            stages = tile.stages if tiled else 3
-            if (key := (*chosen.items(), highest)) in seen:
-                continue
-            seen.add(key)
-            stored = "*i16" if packed else _ELEMENTS[fmt]
-            yield KernelSpecimen(
-                kernel, {name: _type_of(name, stored) for name in names if name not in chosen}, chosen, warps, stages,
-                multiples_of_16=frozenset((*_NUMBERS, "columns")), spilled_bytes=spilled_bytes,
-                lowest_capability=max(lowest, 89 if fmt == "fp8_e4m3" else 80), highest_capability=highest,
-            )  # fmt: skip

@@ -13,7 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block, natural_columns
 from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 
@@ -334,21 +333,3 @@ def sliding_chunk(
         result = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), result * decay[:, None])
     result = result / total[:, None]
     tl.store(output + places + columns[None, :], result.to(compute), mask=wanted)
-
-
-# Spills that are accepted: the accumulators of 64 queries by 512 columns fill the registers, and what is spilled is the
-# layout's numbers, once per tile.
-SPECIMENS = (
-    *attention_specimens(global_chunk, "kv", "bfloat16", door="chunk", spilled_bytes=320, DENSE=False),
-    *attention_specimens(global_chunk, "kv", "bfloat16", door="chunk", spilled_bytes=896, DENSE=True),
-    *attention_specimens(global_chunk_v_only, "v_only", "bfloat16", door="chunk", spilled_bytes=192, DENSE=False),
-    *attention_specimens(global_chunk_v_only, "v_only", "bfloat16", door="chunk", spilled_bytes=192, DENSE=True),
-    *(
-        specimen
-        for fmt in ("bfloat16", "int8", "fp8_e4m3")
-        for specimen in (
-            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=576, last_keys=None),
-            *attention_specimens(sliding_chunk, "sliding", fmt, door="chunk", spilled_bytes=576),
-        )
-    ),
-)

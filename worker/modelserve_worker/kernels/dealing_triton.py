@@ -12,7 +12,6 @@ from torch import Tensor
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.experts import Choice, DealtRows
 from modelserve_worker.kernels.routing_triton import NOBODY
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _DEAL = {"BLOCK": 4096, "num_warps": 8}
 
@@ -73,14 +72,3 @@ def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
 def _copy_launch(width: int, top_k: int) -> dict[str, int]:
     block = triton.next_power_of_2(width)
     return {"WIDTH": width, "BLOCK": block, "K": top_k, "num_warps": max(1, min(8, block // 512))}
-
-
-_COPY = _copy_launch(2816, 8)  # 26B-A4B's
-_INTEGERS = {"experts": "*i32", "places": "*i32"}
-SPECIMENS = [
-    KernelSpecimen(deal_slots, {**_INTEGERS, "ends": "*i32", "slots": "i32"}, {"BLOCK": _DEAL["BLOCK"]}, 8),
-    KernelSpecimen(
-        copy_rows, {"x": "*bf16", **_INTEGERS, "dealt": "*bf16"},
-        {name: value for name, value in _COPY.items() if name != "num_warps"}, _COPY["num_warps"],
-    ),
-]  # fmt: skip

@@ -20,7 +20,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.dependent_launch import (
     launch_dependents,
     wait_for_prerequisites,
@@ -323,18 +322,3 @@ def combine(
             columns = natural_columns(columns, D, PAIRS)
         at_output = (row * KV_HEADS * GROUP + member).to(tl.int64) * D + columns
         tl.store(output + at_output, (merged / total).to(output.dtype.element_ty))
-
-
-SPECIMENS = tuple(
-    specimen
-    for rows, spilled_v_only in ((1, 128), (5, 384))
-    for kernel, layout, spilled in (
-        (split_decode, "kv", 0),
-        (split_decode, "sliding", 0),
-        (split_decode_v_only, "v_only", spilled_v_only),
-        (combine, "kv", 0),
-        (combine, "v_only", 0),
-        (combine, "sliding", 0),
-    )
-    for specimen in attention_specimens(kernel, layout, "bfloat16", door="decode", spilled_bytes=spilled, ROWS=rows)
-)

@@ -10,15 +10,12 @@ together. Offsets of rows are 64-bit.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _TILE = 1024  # elements of one program of an operation without norms, and of one program of small normed rows
 _WARP_ELEMENTS = 8 * 32  # 8 per thread: one 16-byte load of bfloat16, and registers for two blocks of 16 warps per SM
@@ -296,39 +293,3 @@ class TritonElementwise:
             **block,
         )
         return embedded
-
-
-def _specimen(kernel: Any, block: dict[str, int], types: dict[str, str], **constants: Any) -> KernelSpecimen:
-    warps = block["num_warps"]
-    shape = {name: value for name, value in block.items() if name != "num_warps"}
-    strides = frozenset(name for name, kind in types.items() if kind == "i32" and name != "rows")
-    return KernelSpecimen(
-        kernel, types, {**constants, **shape}, num_warps=warps, multiples_of_16=strides, waits_first=kernel is embed
-    )
-
-
-def _specimens(dtype: str) -> list[KernelSpecimen]:
-    """Launches of the published models: hidden sizes 1,536 (E2B) to 5,376 (31B), 26B-A4B's experts, 256 per layer."""
-    weights = {"delta_weight": dtype, "scalar": dtype, "next_weight": dtype, "normed": dtype}
-    rows = {"rows": "i32", "eps": "fp32"}
-    added = {"residual": dtype, "delta": dtype}
-    inputs = dict.fromkeys(("projected", "table_rows", "weight", "added"), dtype)
-    gates = {"gate": dtype, "gate_stride": "i32", "factor": dtype, "factor_stride": "i32", "gated": dtype}
-    looked_up = {"ids": "*i32", "table": dtype, "embedded": dtype, "table_rows": "i32", "scale": "fp32"}
-    absent = dict.fromkeys(("scalar", "next_weight", "normed"))
-    normed = {"x": dtype, "weight": dtype, "normed": dtype, **rows}
-    return [
-        *(_specimen(rms_norm, row_launch(width), normed) for width in (256, 5376)),
-        *(
-            _specimen(residual_norm, row_launch(width), {**added, **weights, **rows}, PARTS=1)
-            for width in (1536, 3840, 5376)
-        ),
-        _specimen(residual_norm, row_launch(5376), {**added, "delta": "*fp32", **weights, **rows}, PARTS=3),
-        _specimen(residual_norm, row_launch(2560), {**added, "delta_weight": dtype, **rows}, PARTS=1, **absent),
-        _specimen(per_layer_inputs, row_launch(256), {**inputs, "projection_scale": "fp32", **rows}),
-        *(_specimen(gated_gelu, tile_launch(width), gates) for width in (256, 704, 21504)),
-        _specimen(embed, tile_launch(5376), looked_up),
-    ]
-
-
-SPECIMENS = (*_specimens("*bf16"), *_specimens("*fp32"))

@@ -21,7 +21,6 @@ from torch import Tensor
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.linear_tiles import MANY, LinearTile
 from modelserve_worker.kernels.row_blocks import plain_product
-from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.split_inputs import expert_rows, store_product
 
 TILES = {64: LinearTile(64, 64, 4, 4, 0), MANY: LinearTile(128, 128, 8, 3, 0)}
@@ -144,17 +143,3 @@ def _constants(tile: LinearTile, inputs: int) -> dict[str, Any]:
         "WHOLE": inputs % TILE_INPUTS == 0, "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "BLOCK_K": TILE_INPUTS,
         "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
-
-
-def _specimen(kernel: Any, tile: LinearTile) -> KernelSpecimen:
-    types = {"x": "*bf16", "weight": "*bf16", "weights": "*bf16", "output": "*bf16", "ends": "*i32"}
-    constants = {"WHOLE": True, "TOGETHER": ROW_BLOCKS_TOGETHER, **_constants(tile, TILE_INPUTS)}
-    warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
-    chosen = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    return KernelSpecimen(
-        kernel, {name: types.get(name, "i32") for name in kernel.arg_names if name not in chosen}, chosen, warps,
-        stages, multiples_of_16=frozenset({"x_stride", "N", "K"}),
-    )  # fmt: skip
-
-
-SPECIMENS = [_specimen(kernel, tile) for kernel in (exact_product, exact_expert_products) for tile in TILES.values()]

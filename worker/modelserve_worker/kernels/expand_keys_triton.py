@@ -7,12 +7,9 @@ Each key is made once per chunk instead of once per block of queries, and no 8-b
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import triton
 import triton.language as tl
 
-from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.chunk_attention_triton import chunk_of
 from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.packed_decode_triton import byte_values, unit_of
@@ -216,18 +213,3 @@ def expand_window(
             dense_k, dense_v, (target.to(tl.int64) * KV_HEADS + head) * D, step_k + places * D, step_v + places * D,
             step_k_scale + places, step_v_scale + places, readable, D, FORMAT, COLUMNS,
         )  # fmt: skip
-
-
-SPECIMENS = (
-    *(
-        s
-        for fmt in ("bfloat16", "int8", "fp8_e4m3")
-        for s in attention_specimens(expand_keys, "v_only", fmt, door="chunk")
-    ),
-    *attention_specimens(expand_keys, "kv", "int8", door="chunk"),
-    *(
-        replace(s, lowest_capability=90, highest_capability=90)
-        for fmt in ("int8", "fp8_e4m3")
-        for s in attention_specimens(expand_window, "sliding", fmt, door="chunk")
-    ),
-)

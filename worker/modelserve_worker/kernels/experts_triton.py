@@ -30,7 +30,6 @@ from modelserve_worker.kernels.experts import (
     Shares,
 )
 from modelserve_worker.kernels.routing_triton import MOST_ARRIVALS, NOBODY, OPERAND
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,35 +351,3 @@ def _product_launch(tile: ExpertTile, *, rows: int, top_k: int, experts: int, ga
 def _sum_launch(width: int, rows: int, top_k: int, *, exact: bool = False) -> dict[str, int]:
     block = row_launch(width, many=rows >= least_many(exact=exact))
     return {"WIDTH": width, "BLOCK": block["BLOCK"], "K": top_k, "num_warps": block["num_warps"]}
-
-
-def _product_specimen(tile: ExpertTile, most: int, *, gated: bool) -> KernelSpecimen:
-    """26B-A4B's: 128 experts of width 704, 8 for each row."""
-    block = _product_launch(tile, rows=most, top_k=8, experts=128, gated=gated)
-    warps = block.pop("num_warps")
-    outputs, inputs = (704, 2816) if gated else (2816, 704)
-    types = {"x": "*bf16", "matrices": "*bf16", "experts": "*i32", "results": "*bf16", "rows": "i32"}
-    return KernelSpecimen(chosen_products, types, {"OUTPUTS": outputs, "INPUTS": inputs, **block}, warps, tile.stages)
-
-
-def _sum_specimen(
-    kernel: Any, rows: int, *, sorted_rows: bool, settled: bool | None = None, absent: tuple[str, ...] = ()
-) -> KernelSpecimen:
-    block = _sum_launch(2816, rows, 0 if "weights" in absent else 8) | ({} if settled is None else {"SETTLED": settled})
-    warps = block.pop("num_warps")
-    without = dict.fromkeys(absent if sorted_rows else ("places", *absent))
-    types = {"places": "*i32", "weights": "*fp32", "experts": "*i32", "eps": "fp32"}
-    names = [name for name in kernel.arg_names if name not in block and name not in without]
-    early = frozenset(("residual", "dense", "weights", "experts") if settled else ())
-    signature = {name: types.get(name, "*bf16") for name in names}
-    return KernelSpecimen(kernel, signature, {**without, **block}, warps, settled=early)
-
-
-_SUMMED_ALREADY = ("weights", "experts", "scalar", "next_weight", "normed")
-SPECIMENS = [
-    *(_product_specimen(tiles[i], most, gated=i == 0) for most, tiles in TILES.items() for i in (0, 1)),
-    _sum_specimen(weighted_sum, 8192, sorted_rows=True),
-    *(_sum_specimen(add_branches, 1, sorted_rows=False, settled=settled) for settled in (False, True)),
-    _sum_specimen(add_branches, 8192, sorted_rows=True, settled=False),
-    _sum_specimen(add_branches, 64, sorted_rows=False, settled=False, absent=_SUMMED_ALREADY),
-]

@@ -16,19 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.backends.generations import FP8_CAPABILITY, GENERATIONS, HIGHEST, Generation
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.linear_tiles import (
-    MANY,
     LinearTile,
     SharedBuffers,
     grouped_tile,
     linear_tile,
-    tiles_of,
 )
-from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.split_inputs import expert_rows, split_range, store_product
 
 TILE_INPUTS = tl.constexpr(SCALE_BLOCK)
@@ -291,43 +287,3 @@ def fp8_rounded_product(x: Tensor, matrix: Fp8Pairs) -> Tensor:
 def fp8_grouped(x: Tensor, matrix: Fp8Pairs, ends: Tensor, *, capability: int) -> Tensor:
     """`fp8_grouped_with` the tile for so many rows and experts on GPUs of `capability`."""
     return fp8_grouped_with(x, matrix, ends, grouped_tile("fp8", x.shape[0], len(ends), capability))
-
-
-def _specimen(
-    kernel: Any, tile: LinearTile, generation: Generation, *, blockwise: bool, whole: bool = True
-) -> KernelSpecimen:
-    types = {
-        "x": "*bf16", "elements": "*i16", "scales": "*fp32", "output": "*bf16", "sums": "*fp32", "arrivals": "*i32",
-        "ends": "*i32",
-    }  # fmt: skip
-    constants = {
-        "WHOLE": whole, "SCALE_ROWS": SCALE_BLOCK if blockwise else 0, "SPLIT": True,
-        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows,
-    }  # fmt: skip
-    return KernelSpecimen(
-        kernel,
-        {name: types.get(name, "i32") for name in kernel.arg_names if name not in constants},
-        {name: value for name, value in constants.items() if name in kernel.arg_names},
-        tile.warps, tile.stages, multiples_of_16=frozenset({"x_stride", "N", "K", "stored"}),
-        lowest_capability=generation.lowest, highest_capability=generation.highest,
-    )  # fmt: skip
-
-
-def _specimens() -> list[KernelSpecimen]:
-    few, anywhere = tiles_of("fp8", capability=90)[8], Generation(80, HIGHEST, 0, 0)
-    return [
-        _specimen(fp8_product, few, anywhere, blockwise=True),
-        _specimen(fp8_expert_products, few, anywhere, blockwise=False, whole=False),
-        *(
-            _specimen(fp8_product, tiles_of("fp8", capability=generation.lowest)[MANY], generation, blockwise=True)
-            for generation in GENERATIONS
-        ),
-        KernelSpecimen(
-            round_inputs, {"x": "*bf16", "x_stride": "i32", "rounded": "*i16", "scales": "*fp32"},
-            {"K": 21504, "stored": 21504, "BLOCK": 16384}, num_warps=16, multiples_of_16=frozenset({"x_stride"}),
-            lowest_capability=FP8_CAPABILITY,
-        ),
-    ]  # fmt: skip
-
-
-SPECIMENS = _specimens()

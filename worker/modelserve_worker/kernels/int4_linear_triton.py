@@ -16,20 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.backends.generations import GENERATIONS, HIGHEST, Generation
 from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.linear_tiles import (
-    FEW_ROWS,
-    MANY,
     LinearTile,
     SharedBuffers,
     grouped_tile,
     linear_tile,
-    tiles_of,
 )
-from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.split_inputs import expert_rows, split_range, store_product
 
 DEQUANTISED_OUTPUTS = 32
@@ -346,40 +341,3 @@ def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTil
         **_constants(tiles, tile),
     )  # fmt: skip
     return output
-
-
-def _specimen(kernel: Any, tile: LinearTile, generation: Generation, *, groups: int, zeros: bool) -> KernelSpecimen:
-    types = {"x": "*bf16", "words": "*i32", "scales": "*bf16", "output": "*bf16", "elements": "*bf16", "sums": "*fp32"}
-    if zeros:
-        types["zeros"] = "*u8"
-    constants = {
-        "zeros": None, "GROUPS": groups, "WHOLE": not zeros, "SPLIT": True, "FEW": tile.few,
-        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows,
-    }  # fmt: skip
-    pointers = {"arrivals": "*i32", "ends": "*i32"}
-    names = [name for name in kernel.arg_names if name in types or name in pointers or name not in constants]
-    return KernelSpecimen(
-        kernel,
-        {name: types.get(name) or pointers.get(name, "i32") for name in names},
-        {name: constants[name] for name in kernel.arg_names if name not in names},
-        tile.warps, tile.stages, multiples_of_16=frozenset({"x_stride", "N", "K"}),
-        lowest_capability=generation.lowest, highest_capability=generation.highest, spilled_bytes=0 if tile.few else 16,
-    )  # fmt: skip
-
-
-def _specimens() -> list[KernelSpecimen]:
-    """Groups of 32 and 128, with zero points and without; each generation's tiles for most rows, and for 32."""
-    few, wide = tiles_of("int4", capability=90)[8], tiles_of("int4", capability=90)[FEW_ROWS]
-    tiles = {generation: tiles_of("int4", capability=generation.lowest) for generation in GENERATIONS}
-    many = [(generation, of[most]) for generation, of in tiles.items() for most in (32, MANY) if most in of]
-    anywhere = Generation(80, HIGHEST, 0, 0)
-    return [
-        _specimen(int4_product, few, anywhere, groups=8, zeros=False),
-        _specimen(int4_product, wide, anywhere, groups=8, zeros=True),
-        _specimen(int4_expert_products, few, anywhere, groups=2, zeros=False),
-        _specimen(int4_dequantise, LinearTile(DEQUANTISED_OUTPUTS, 1, 4, 3, 0), anywhere, groups=8, zeros=True),
-        *(_specimen(int4_product, tile, generation, groups=8, zeros=False) for generation, tile in many),
-    ]
-
-
-SPECIMENS = _specimens()

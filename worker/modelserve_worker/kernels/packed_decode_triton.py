@@ -14,7 +14,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_block
 from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_what_is_read
 from modelserve_worker.kernels.segment_rows import (
@@ -366,18 +365,3 @@ def split_decode_v_only_packed(
     store_columns(target, D - PAIRS, o2_even * unit, o2_odd * unit, wanted)
     tl.store(maxima + result, maximum, mask=wanted)
     tl.store(sums + result, total, mask=wanted)
-
-
-SPECIMENS = tuple(
-    specimen
-    for rows, spilled_v_only in ((1, 192), (5, 896))
-    for fmt in ("int8", "fp8_e4m3")
-    for kernel, layout, spilled in (
-        (split_decode_packed, "kv", 8),
-        (split_decode_packed, "sliding", 0),
-        (split_decode_v_only_packed, "v_only", spilled_v_only),
-    )
-    for specimen in attention_specimens(
-        kernel, layout, fmt, door="decode", packed=True, spilled_bytes=spilled, ROWS=rows
-    )
-)

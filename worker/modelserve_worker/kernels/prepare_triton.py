@@ -12,15 +12,10 @@ queries' unrotated columns carry the key norm's weight, since a reader's K is ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from modelserve_worker.kernels.attention_tiles import attention_specimens
 from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 half to even
 
@@ -226,19 +221,3 @@ def commit(
         to = scales + scale_origin + page * scale_stride + places
         tl.store(to + k_scale_offset, tl.load(step_k_scale + scale_at, mask=heads < KV_HEADS), mask=heads < KV_HEADS)
         tl.store(to + v_scale_offset, tl.load(step_v_scale + scale_at, mask=heads < KV_HEADS), mask=heads < KV_HEADS)
-
-
-def _specimens() -> Iterator[KernelSpecimen]:
-    for fmt in ("bfloat16", "int8", "fp8_e4m3"):
-        for layout, heads, buffered in (("v_only", 4, False), ("kv", 2, False), ("sliding", 2, True)):
-            constants: dict[str, Any] = {"HEADS": heads, "BUFFERED": buffered, "V_IS_K": layout == "v_only"}
-            yield from attention_specimens(prepare, layout, fmt, door="decode", **constants)
-    for layout in ("sliding", "v_only"):  # queries alone
-        yield from attention_specimens(
-            prepare, layout, "bfloat16", door="decode", KV_HEADS=0, HEADS=4, BUFFERED=False, V_IS_K=False
-        )
-    for fmt in ("bfloat16", "int8"):
-        yield from attention_specimens(commit, "sliding", fmt, door="decode")
-
-
-SPECIMENS = tuple(_specimens())

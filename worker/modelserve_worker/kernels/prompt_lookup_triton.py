@@ -11,7 +11,6 @@ from torch import Tensor
 
 from modelserve_worker.kernels.dependent_launch import dependent_launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _BLOCK = 2048  # places of one program
 _COLUMNS = 32  # most tokens of a segment, and of a proposal: a power of two
@@ -117,33 +116,3 @@ class TritonLookup:
             num_warps=1, **dependent_launch(),
         )  # fmt: skip
         return tokens, counts
-
-
-_OF_SLOTS = dict.fromkeys(("history", "slots", "positions"), "*i32")
-SPECIMENS = (
-    KernelSpecimen(
-        remember_tokens,
-        {
-            **dict.fromkeys(("history", "slots"), "*i32"), "sampled": "*i64",
-            **dict.fromkeys(("firsts", "counts", "positions"), "*i32"), "length": "i32",
-        },
-        {"COLUMNS": _COLUMNS},
-        num_warps=1,
-    ),
-    KernelSpecimen(
-        longest_match,
-        {**_OF_SLOTS, **dict.fromkeys(("prompts", "predicted"), "*i32"), "best": "*i64", "length": "i32"},
-        {"BLOCK": _BLOCK, "LONGEST": LONGEST_MATCH, "SHORTEST": SHORTEST_MATCH},
-        num_warps=4,
-    ),
-    KernelSpecimen(
-        following_tokens,
-        {
-            **_OF_SLOTS, **dict.fromkeys(("prompts", "predicted"), "*i32"), "best": "*i64",
-            **dict.fromkeys(("tokens", "counts"), "*i32"),
-            **dict.fromkeys(("length", "num_tokens"), "i32"),
-        },
-        {"COLUMNS": _COLUMNS},
-        num_warps=1,
-    ),
-)  # fmt: skip

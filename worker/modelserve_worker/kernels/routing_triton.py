@@ -39,7 +39,6 @@ from modelserve_worker.kernels.experts import (
     Routed,
     RouterWeights,
 )
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 ROUTED_BLOCKS = 4  # of rows: times the groups of experts about one program for each multiprocessor
 NOBODY = tl.constexpr(NO_EXPERT)
@@ -338,26 +337,3 @@ def many_launch(rows: int) -> dict[str, int]:
 def _router_constants(width: int, experts: int, top_k: int) -> dict[str, Any]:
     block = max(16, triton.next_power_of_2(experts))
     return {"ROOT_SCALE": width**-0.5, "WIDTH": width, "EXPERTS": experts, "BLOCK_E": block, "K": top_k}
-
-
-def _specimen(kernel: Any, launch: dict[str, Any], **types_of: str) -> KernelSpecimen:
-    shape = dict(launch)
-    warps, stages = shape.pop("num_warps"), shape.pop("num_stages", 3)
-    types = {
-        "num_rows": "*i32", "logits": "*fp32", "sums_of_parts": "*fp32", "squares_of_parts": "*fp32",
-        "weights": "*fp32", "arrivals": "*i32", "experts": "*i32",
-        "rows": "i32", "eps": "fp32",
-    } | types_of  # fmt: skip
-    names = [name for name in kernel.arg_names if name not in shape]
-    return KernelSpecimen(kernel, {name: types.get(name, "*bf16") for name in names}, shape, warps, stages)
-
-
-_PUBLISHED = _router_constants(2816, 128, 8)  # 26B-A4B
-_FEW = {**_PUBLISHED, "BLOCK": 4096, **FEW_LAUNCH}
-_ADDITION = ("delta", "delta_weight", "next_weight", "added", "next_normed")
-SPECIMENS = [
-    _specimen(route_few, {**_FEW, "ROWS": 4, "PARTS": 1}),
-    _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 2}, delta="*fp32"),
-    _specimen(route_few, {**_FEW, "ROWS": 1, "PARTS": 1, **dict.fromkeys(_ADDITION)}),
-    *(_specimen(route_many, {**_PUBLISHED, **launch}) for launch in MANY_LAUNCHES.values()),
-]

@@ -23,8 +23,6 @@ from modelserve.sizing.activation import TOP_K_CAPACITY, VOCABULARY_CHUNK
 from modelserve_worker.kernels import sampling
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.sampling import CandidateRows
-from modelserve_worker.kernels.slot_columns import BANNED
-from modelserve_worker.kernels.specimen import KernelSpecimen
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter has no libdevice
 _MIN_TEMPERATURE = tl.constexpr(sampling.MIN_TEMPERATURE)
@@ -353,43 +351,3 @@ def _log1p(x):
     else:
         result = libdevice.log1p(x)
     return result
-
-
-def _specimens(vocab_size: int, dtype: str, *, ranks: int) -> list[KernelSpecimen]:
-    by_slot = {"temperatures": "*fp32", "top_ks": "*i32"}
-    rows = {"slots": "*i32", "positions": "*i32"}
-    share, masks = vocab_size // ranks, {"mask_rows": "*i32", "masks": "*i32"}
-    sizes = dict.fromkeys(("row_stride", "share", "mask_words", "first_token", "width"), "i32")
-    select = [
-        KernelSpecimen(
-            _select_chunks,
-            {"logits": dtype, **rows, "output_counts": "*i32", "seeds": "*i64", **by_slot, "min_tokens": "*i32"}
-            | {"banned": "*i32", "candidates": "*i64", **(masks if masked else {}), **sizes}
-            | {"softcap": "fp32", "softcap_reciprocal": "fp32"},
-            {"BANNED": BANNED, "CAPPED": True, "MASKED": masked, "CHUNK": VOCABULARY_CHUNK, "CAPACITY": TOP_K_CAPACITY}
-            | ({} if masked else dict.fromkeys(masks)),
-            num_warps=_CHUNK_WARPS,
-            multiples_of_16=frozenset({"row_stride", "share", "mask_words"}),
-        )
-        for masked in (False, True)
-    ]
-    counts = {"parts": "i32", "width": "i32"}
-    merge = KernelSpecimen(
-        _merge_parts,
-        {"candidates": "*i64", "merged": "*i64", "slots": "*i32", **by_slot, **counts},
-        {"PARTS": _padded(triton.cdiv(share, VOCABULARY_CHUNK)), "CAPACITY": TOP_K_CAPACITY},
-        num_warps=_ROW_WARPS,
-        multiples_of_16=frozenset({"parts"}),
-    )
-    draw = KernelSpecimen(
-        _draw_rows,
-        {"candidates": "*i64", "finalists": "*i64", **rows, "seeds": "*i64", **by_slot}
-        | {"top_ps": "*fp32", "min_ps": "*fp32", "sampled": "*i64", **counts},
-        {"PARTS": _padded(triton.cdiv(share, VOCABULARY_CHUNK) if ranks == 1 else ranks), "CAPACITY": TOP_K_CAPACITY},
-        num_warps=_ROW_WARPS,
-        multiples_of_16=frozenset({"parts"} if ranks == 1 else ()),
-    )
-    return [*select, draw] if ranks == 1 else [merge, draw]
-
-
-SPECIMENS = tuple(specimen for ranks in (1, 2) for specimen in _specimens(262_144, "*bf16", ranks=ranks))

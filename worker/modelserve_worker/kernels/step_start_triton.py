@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.specimen import KernelSpecimen
 from modelserve_worker.kernels.step import Draws
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin
@@ -199,32 +198,3 @@ class TritonStep:
             COLUMNS=slot_tokens.shape[1], BLOCK=_BLOCK, num_warps=1,
         )  # fmt: skip
         return counts
-
-
-_INTS = dict.fromkeys(("ids", "slots", "slot_tokens"), "*i32")
-_DRAWN = dict.fromkeys(
-    ("fed", "positions", "slots", "firsts", "lengths", "rows", "slot_tokens", "slot_positions", "counts"), "*i32"
-)
-_SETTLED = {
-    f"{name}_{i}": "i32" if name == "rows" else "*i32" for i in range(4) for name in ("values", "slots", "rows")
-}
-SPECIMENS = (
-    KernelSpecimen(
-        settle_positions, {**_SETTLED, "assumed": "*i32", "slot_positions": "*i32"}, {"BLOCK": _BLOCK}, num_warps=1
-    ),
-    *(
-        KernelSpecimen(kernel, arguments, {"COLUMNS": columns, "BLOCK": _BLOCK}, num_warps=1)
-        for columns in (1, 5)
-        for kernel, arguments in (
-            (step_tokens, {**_INTS, "rows": "i32"}),
-            (accept_tokens, {"sampled": "*i64", **_DRAWN, "segments": "i32"}),
-        )
-    ),
-    KernelSpecimen(
-        rotations,
-        {"positions": "*i32"}
-        | dict.fromkeys(("first", "second", "first_cos", "first_sin", "second_cos", "second_sin"), "*fp32"),
-        {"FIRST_PAIRS": 128, "SECOND_PAIRS": 256, "FIRST_BLOCK": 128, "SECOND_BLOCK": 256},
-        num_warps=4,
-    ),
-)

@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.access_log import AccessLog
-from modelserve_worker.server.admission import Admission
 from modelserve_worker.server.anthropic.answer import MessagesAnswer
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest, count_tokens
 from modelserve_worker.server.authentication import ApiKeys, Authentication
@@ -33,6 +32,7 @@ from modelserve_worker.server.health import health, load, plan, ready, show_vers
 from modelserve_worker.server.ignored_fields import IgnoredFields
 from modelserve_worker.server.inference import answer, as_api_error, result
 from modelserve_worker.server.json_text import to_json
+from modelserve_worker.server.loading_gate import LoadingGate
 from modelserve_worker.server.openapi import openapi_document
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
@@ -91,7 +91,7 @@ def create_app(
                 keys=ApiKeys(settings.api_keys, settings.api_key_file),
                 share_prefixes=settings.share_prefixes,
             ),
-            Middleware(Admission, state=state),
+            Middleware(LoadingGate, state=state),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
     )

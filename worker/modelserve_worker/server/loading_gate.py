@@ -9,7 +9,7 @@ from modelserve_worker.server.errors import unavailable
 from modelserve_worker.server.state import Phase, ServerState
 
 
-class Admission:
+class LoadingGate:
     """ASGI middleware for POST requests; everything else passes through."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:

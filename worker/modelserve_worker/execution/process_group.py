@@ -11,8 +11,6 @@ import torch.distributed as dist
 from modelserve.sizing.rank_sums import PeerRowsLayout
 from modelserve_worker.layers.parallel import TensorParallel
 
-__all__ = ["TensorParallel", "abort_collectives", "join_tensor_parallel"]
-
 _joined: list[TensorParallel] = []  # at most one: torch has one default group, too
 
 

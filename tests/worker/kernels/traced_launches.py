@@ -1,0 +1,185 @@
+"""Launches of models that between them launch every Triton kernel, made by the product's own code (`kernel_trace`).
+
+Models are cut to a layer of each kind, with the published widths. A launch is kept once for its kernel, types and
+constants: of those that differ in integers alone, the one of which the compiler is told least.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FP8_CACHE_CAPABILITY = 89  # the least that computes with e4m3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published size, how its weights are stored, engine arguments, and whether it is what a start compiles alone."""
+
+    variant: str
+    weights: str = "bf16"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    at_start: bool = True
+
+
+def _case(variant: str, weights: str = "bf16", *, at_start: bool = True, **arguments: Any) -> Case:
+    return Case(variant, weights, arguments, at_start)
+
+
+DRAFTS: dict[str, Any] = {"prompt_lookup": True, "num_speculative_tokens": 4}
+MANY: dict[str, Any] = {"max_num_batched_tokens": 1280}  # rows from which on other kernels take products
+CASES = (
+    _case("31B", "int4", kv_cache_dtype="int8", at_start=False, **DRAFTS),
+    _case("31B", "fp8_block", kv_cache_dtype="fp8_e4m3", at_start=False),
+    _case("E4B", at_start=False, **DRAFTS),
+    _case("E4B", "int4_zeros", kv_cache_dtype="int8"),
+    _case("26B-A4B", **MANY),
+    _case("26B-A4B", "int4", **MANY),
+    _case("26B-A4B", "fp8", tensor_parallel_size=2, **MANY),
+    _case("26B-A4B", profile="exact"),
+)
+FORMATS: dict[str, dict[str, Any]] = {
+    "int4": {"stored": "int4", "scales": "group", "group_size": 32},
+    "int4_zeros": {"stored": "int4", "scales": "group", "group_size": 32, "symmetric": False},
+    "fp8": {"stored": "fp8", "scales": "channel", "fp8_activations": True},
+    "fp8_block": {"stored": "fp8", "scales": "block", "fp8_activations": True},
+}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A launch of a Triton kernel. `specialization` is what `triton.JITFunction.preload` takes."""
+
+    module: str
+    kernel: str
+    specialization: str
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        known: dict[str, Any] = json.loads(self.specialization)
+        return known
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        """By parameter: those of tl.constexpr, integers that are 1, and None."""
+        names = list(self._known["signature"])
+        return {
+            names[key[0]]: value
+            for key, value in zip(self._known["constant_keys"], self._known["constant_vals"], strict=True)
+        }
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Of the parameters that are passed, in their order."""
+        return {name: kind for name, kind in self._known["signature"].items() if kind != "constexpr"}
+
+    @property
+    def name(self) -> str:
+        """Kernel, types and constants, short enough for a table."""
+        types = ",".join(f"{name}:{kind}" for name, kind in self.types.items() if kind.startswith("*"))
+        constants = ",".join(f"{name}={value}" for name, value in self.constants.items())
+        return f"{self.kernel}({types}; {constants})"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What launches of one shape have in common."""
+        own = [f"{name}={value}" for name, value in self.constants.items() if name.isupper() or value is None]
+        pointers = [kind for kind in self.types.values() if kind.startswith("*")]
+        options = self._known["options"]
+        return self.module, self.kernel, *own, *pointers, options["num_warps"], options["num_stages"]
+
+    @property
+    def told(self) -> int:
+        """How much the compiler is told of arguments: integers that are 1, and what divides by 16."""
+        return len(self.constants) * 100 + sum(map(bool, self._known["attrs_vals"]))
+
+
+def once_each(launches: Iterable[Traced]) -> list[Traced]:
+    """One launch of each shape, in the order in which shapes come first."""
+    found: dict[tuple[object, ...], Traced] = {}
+    for launch in launches:
+        before = found.setdefault(launch.shape, launch)
+        if launch.told < before.told:
+            found[launch.shape] = launch
+    return list(found.values())
+
+
+def launches_of(case: Case, capability: int) -> list[Traced]:
+    """In a process of its own: from here on Triton compiles for `capability`."""
+    from modelserve.architecture import ModelArchitecture
+    from modelserve.engine_args import EngineArgs
+    from modelserve.published import published_model
+    from modelserve.weight_format import WeightFormat
+    from modelserve_worker.execution.kernel_trace import KernelLaunch, kernel_launches
+
+    arguments = {"max_num_seqs": 8, "max_num_batched_tokens": 320} | case.arguments
+    if arguments.get("kv_cache_dtype") == "fp8_e4m3" and capability < FP8_CACHE_CAPABILITY:
+        arguments["kv_cache_dtype"] = "fp8_e5m2"
+    whole = published_model(f"hf://google/gemma-4-{case.variant}").architecture
+    layers: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_layers": (1,)}
+    if whole.num_kv_shared_layers:
+        layers = {"num_hidden_layers": 4, "full_attention_layers": (1, 3), "num_kv_shared_layers": 2}
+    launches = kernel_launches(
+        ModelArchitecture.model_validate(whole.model_dump() | layers),
+        EngineArgs(model="", **arguments),
+        capability=capability,
+        weight_format=None if case.weights == "bf16" else WeightFormat(**FORMATS[case.weights]),
+        at_start=case.at_start,
+    )
+    kernels = (each for each in launches if isinstance(each, KernelLaunch))
+    return once_each(Traced(each.module, each.kernel, each.specialization) for each in kernels)
+
+
+def launches_of_file(name: str, capability: int) -> list[Traced]:
+    """Those that `launch_all` makes of a file's own kernels, over tensors that hold nothing."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from modelserve_worker.execution.kernel_trace import KernelLaunch, Launch, launches_go_to
+
+    found: list[Launch] = []
+    module = kernel_module(name)
+    with warnings.catch_warnings(), launches_go_to(found.append, capability), torch.inference_mode(), FakeTensorMode():
+        warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
+        module.launch_all()
+    return [Traced(each.module, each.kernel, each.specialization) for each in found if isinstance(each, KernelLaunch)]
+
+
+def kernel_module(name: str) -> ModuleType:
+    """A module by its import name or, ending in .py, by its file."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    stem = Path(name).stem
+    if stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(stem, name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[stem] = module  # a kernel looks its module up to read its source
+        spec.loader.exec_module(module)
+    return sys.modules[stem]
+
+
+def never_launched(modules: Iterable[str], launched: Iterable[Traced]) -> Iterator[str]:
+    """Functions of Triton in `modules` that are no kernel of any of the launches, and that none of the others calls."""
+    from triton import JITFunction
+
+    known = {(each.module, each.kernel) for each in launched}
+    functions = {}
+    for name in modules:
+        module = kernel_module(name)
+        own = (each for each in vars(module).values() if isinstance(each, JITFunction))
+        functions |= {(module.__name__, each.__name__): each for each in own if each.__module__ == module.__name__}
+    for (module_name, name), function in functions.items():
+        called = any(re.search(rf"\b{name}\(", other.src) for other in functions.values() if other is not function)
+        if (module_name, name) not in known and not called:
+            yield f"{module_name}.{name}"
