@@ -38,7 +38,7 @@ WAITS_FIRST = ("embed",)  # the next kernel starts when this one has waited, not
 SETTLED = {"add_branches": ("residual", "dense", "weights", "experts")}  # where the launch's constant SETTLED is true
 # Bytes of spill stores that are accepted, by how a launch's name begins: accumulators of 512 columns fill registers,
 # and what is spilled are numbers of the layout, once per tile. How many follows from constants that have nothing to do
-# with it, as from the room for chunks. Sliding chunks of fewer warps spill more and take two thirds of the time (docs/benchmarks.md).
+# with it, as from the room for chunks. Sliding chunks of fewer warps spill more and take two thirds of the time.
 SPILLS = (
     ("split_decode_v_only_packed(", 896),
     ("split_decode_v_only(", 384),
