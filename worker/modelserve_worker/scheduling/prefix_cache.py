@@ -10,6 +10,7 @@ windows; last of all what has been brought back from host memory, or is on its w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from modelserve.planning.prompt_rows import PromptCost
@@ -62,14 +63,13 @@ class PrefixCache(TailIndex[Page]):
     def follow(self, hit: Hit[Page]) -> None:
         """A request resumes there."""
         tail = hit.tail
-        for each in (tail, tail.twin):
-            if each is not None:
-                each.followers += 1
-                if each.superseded:
-                    each.superseded, each.junction = False, True
-        self.note(tail)
-        if self.behind is not None and tail.twin is not None:
-            self.behind.note(tail.twin)
+        tail.followers += 1
+        if tail.followers == 1 and (left := self._left_by_history(tail)):
+            for each in left:
+                self._supersede(each, True)
+        elif tail.superseded:
+            tail.junction = True
+        self._supersede(tail, False)
         self.touch(tail)
 
     def note(self, tail: Tail[Page]) -> None:
@@ -85,6 +85,17 @@ class PrefixCache(TailIndex[Page]):
         if self.unsaved is not None:
             self.unsaved.remove(tail)
         super().evict(tail)
+        if not tail.has_twin:
+            self.lost(tail)
+
+    def lost(self, tail: Tail[Page]) -> None:
+        """Neither tier has it any more."""
+        before = tail.before
+        if before is not None:
+            before.later.pop(tail, None)
+            if before.superseded and not tail.superseded and not any(self._goes_on(before)):
+                self._supersede(before, False)  # it is the session's last one now
+        self._price_later(tail)
 
     def leave(
         self,
@@ -96,12 +107,14 @@ class PrefixCache(TailIndex[Page]):
         joined: int = 0,
         client: str = "",
         junction: bool = False,
+        turn: bool = False,
+        answer: bool = False,
     ) -> Tail[Page] | None:
         """Keep what a request needs that resumes at `end` or a little before it, where `table` has these rows.
 
         `previous` is the tail before it on the way of the same session, which has the positions up to `joined` in
-        common with it; unless more than one history goes on from that one (`junction`), it goes first from now on. None
-        where `end` is too near to the beginning to be worth it.
+        common with it; unless more than one history goes on from that one (`junction`), or its own next `turn` and not
+        this `answer`, it goes first from now on. None where `end` is too near to the beginning to be worth it.
         """
         size = self.page_tokens
         if end < size:
@@ -121,15 +134,37 @@ class PrefixCache(TailIndex[Page]):
             first = lowest // size * size
             tail = Tail(
                 block, end, lowest, first, chain.tokens(first, end).copy(), partial, sliding, client, previous, joined,
-                junction, marks=chain.marks(first, end),
+                junction, answer=answer, marks=chain.marks(first, end),
             )  # fmt: skip
+            if previous is not None:
+                previous.later[tail] = None
             self.insert(tail, global_pages)
         elif tail is previous:
             previous = None
         tail.junction |= junction
+        tail.turn |= turn
         self.touch(tail)
-        self.supersede(previous, end)
+        if previous is not None and previous.there and previous.end < end and (previous.followers or not previous.turn):
+            self._supersede(previous, not previous.junction and previous.followers < 2)
         return tail
+
+    def stand_in(self, tail: Tail[Page], copy: Tail[Any]) -> None:
+        """`tail` has the rows of `copy`, and takes the place of the tail that was copied."""
+        gone, copy.twin, tail.twin = copy.twin, tail, copy
+        assert gone is not None, "it was copied from there"
+        tail.followers = max(tail.followers, gone.followers)
+        tail.junction, tail.turn = tail.junction or gone.junction, tail.turn or gone.turn
+        if tail.previous is None:
+            tail.previous, tail.joined, tail.answer = gone.previous, gone.joined, gone.answer
+        if (before := tail.before) is not None:
+            before.later.pop(gone, None)
+            before.later[tail] = None
+        for later in [each for each in gone.later if each.previous is gone]:
+            later.previous = tail
+            tail.later[later] = None
+        gone.twin = None
+        self._supersede(tail, tail.superseded and gone.superseded)
+        self.price(tail)
 
     def clear(self) -> None:
         """What pages hold is unknown: forget all of it."""
@@ -178,6 +213,40 @@ class PrefixCache(TailIndex[Page]):
     def _loss(self, tail: Tail[Page]) -> int:
         loss = super()._loss(tail)
         return COPY if loss and tail.has_twin else loss
+
+    def _supersede(self, tail: Tail[Page], superseded: bool) -> None:
+        """It goes first from now on, in both tiers, or no longer. A copy says what the tail says."""
+        changed, tail.superseded = tail.superseded != superseded, superseded
+        self.note(tail)
+        if self.behind is not None and tail.twin is not None:
+            tail.twin.superseded = superseded
+            self.behind.note(tail.twin)
+        if changed:
+            self._price_later(tail)
+
+    def _left_by_history(self, tail: Tail[Page]) -> list[Tail[Page]]:
+        """Tails behind one at which a request resumes for the first time, that its session does not go on from: where
+        its front end said so all of them, else an answer that nobody has gone on from."""
+        behind = [each for each in tail.later if each.previous is tail]
+        if not tail.turn:
+            return [each for each in behind if each.answer and not each.followers] if tail.superseded else []
+        for each in behind:
+            behind += [later for later in each.later if later.previous is each]
+        return behind
+
+    def _price_later(self, tail: Tail[Page]) -> None:
+        """What those behind it save has changed."""
+        for later in [each for each in tail.later if each.before is tail or not tail.there]:
+            if later.live:
+                self.price(later)
+            if self.behind is not None and later.has_twin:
+                self.behind.price(later.twin)
+            if later.superseded:
+                self._price_later(later)
+
+    def _goes_on(self, tail: Tail[Page]) -> Iterator[bool]:
+        """Of each tail behind it, whether its session needs it."""
+        return (each.before is tail and not each.superseded for each in tail.later)
 
     def _give_up_tails(self, needed_bytes: int, *, awaited: bool) -> None:
         """`awaited`: those, too, that a request is waiting for."""
