@@ -195,4 +195,4 @@ class HostTier:
         kept.update(self.stores.kept())
         kept.update(self.restores.lane.kept())
         self.pool.check_integrity(kept.items())
-        self._unsaved.check_integrity(list(self._cache.tails))
+        self._unsaved.check_integrity({tail for tail in self._cache.tails if self._cache.loses_rows(tail)})

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.arena import Page, PageArena
-from modelserve_worker.scheduling.eviction_order import COPY
+from modelserve_worker.scheduling.eviction_order import COPY, NOTHING, ROWS
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.tail_index import LEAST_KNOWN, TailIndex
 from modelserve_worker.scheduling.tails import Hit, Tail
@@ -75,11 +75,11 @@ class PrefixCache(TailIndex[Page]):
     def note(self, tail: Tail[Page]) -> None:
         super().note(tail)
         if self.unsaved is not None:
-            self.unsaved.update(tail)
+            self.unsaved.update(tail, loses_rows=self.loses_rows(tail))
 
-    def insert(self, tail: Tail[Page], global_pages: list[Page]) -> None:
-        super().insert(tail, global_pages)
-        self.note(tail)
+    def loses_rows(self, tail: Tail[Page]) -> bool:
+        """Whether rows that somebody may miss go with it: host memory has not got them."""
+        return self._loss(tail) == ROWS
 
     def evict(self, tail: Tail[Page]) -> None:
         if self.unsaved is not None:
@@ -95,7 +95,8 @@ class PrefixCache(TailIndex[Page]):
             before.later.pop(tail, None)
             if before.superseded and not tail.superseded and not any(self._goes_on(before)):
                 self._supersede(before, False)  # it is the session's last one now
-        self._price_later(tail)
+        if not tail.superseded:
+            self._price_later(tail)
 
     def leave(
         self,
@@ -236,13 +237,14 @@ class PrefixCache(TailIndex[Page]):
 
     def _price_later(self, tail: Tail[Page]) -> None:
         """What those behind it save has changed."""
-        for later in [each for each in tail.later if each.before is tail or not tail.there]:
+        behind = list(tail.later)
+        for later in behind:
             if later.live:
                 self.price(later)
-            if self.behind is not None and later.has_twin:
+            if self.behind is not None and later.twin is not None and later.twin.live:
                 self.behind.price(later.twin)
-            if later.superseded:
-                self._price_later(later)
+            if later.superseded:  # it is not counted on
+                behind += [each for each in later.later if each.before is later]
 
     def _goes_on(self, tail: Tail[Page]) -> Iterator[bool]:
         """Of each tail behind it, whether its session needs it."""
@@ -268,7 +270,7 @@ class PrefixCache(TailIndex[Page]):
             first = first or tail
             if self._loss(first) < self._loss(tail):
                 break
-            if tail.superseded or self._frees(tail):
+            if self._loss(tail) == NOTHING or self._frees(tail):
                 return tail
         return first
 

@@ -28,10 +28,10 @@ from modelserve_worker.scheduling.host_tier import HostCopies, HostTier
 from modelserve_worker.scheduling.known_texts import KnownTexts
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
+from modelserve_worker.scheduling.tail_index import LEAST_GAP_PAGES
 from modelserve_worker.scheduling.tails import Hit
 from modelserve_worker.scheduling.token_chain import TokenChain
 
-LEAST_GAP_PAGES = 4  # global pages between a resume point and a checkpoint behind it
 _TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
 NO_SLOTS = np.zeros(0, dtype=np.int32)
 NO_COPIES = HostCopies()

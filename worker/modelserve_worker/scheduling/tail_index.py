@@ -25,6 +25,7 @@ from modelserve_worker.scheduling.tails import Block, Hit, P, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
 
 LEAST_KNOWN = 4096  # blocks that are known by their hash alone
+LEAST_GAP_PAGES = 4  # global pages between two places to resume at, of which the second is worth a step, or a copy
 
 Contra = TypeVar("Contra", contravariant=True)
 
@@ -196,8 +197,9 @@ class TailIndex(Generic[P]):
         return kept
 
     def _loss(self, tail: Tail[P]) -> int:
-        """What goes with it: NOTHING where the same session has a later one."""
-        return NOTHING if tail.superseded else ROWS
+        """What goes with it: NOTHING where the same session has a later one, or the next request resumes a few pages
+        before it without it."""
+        return NOTHING if tail.superseded or tail.saves < LEAST_GAP_PAGES * self.page_tokens else ROWS
 
     def _forget_old_blocks(self) -> None:
         """Those without known children first: whoever comes finds no way with a gap."""
@@ -215,9 +217,10 @@ class TailIndex(Generic[P]):
     def price(self, tail: Tail[P]) -> None:
         """What it saves, in first rows, per byte, from when it was last used."""
         base = self._base(tail)
-        saved = self._prices.cost(base, tail.end - base)
+        tail.saves = tail.end - base
+        saved = self._prices.cost(base, tail.saves)
         tail.priority = tail.used_at + saved / max(1, tail.bytes)
-        self._order.update(tail)
+        self.note(tail)
 
     def _base(self, tail: Tail[P]) -> int:
         """Where a request would resume without it."""

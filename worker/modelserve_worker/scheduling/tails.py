@@ -70,6 +70,7 @@ class Tail(Generic[P]):
     bytes: int = 0  # what it costs, beyond `previous`
     priority: float = 0.0
     used_at: float = 0.0  # the cache's clock then
+    saves: int = 0  # rows that a request would compute without it
     superseded: bool = False  # the same session has a later one
     live: bool = True
     followers: int = 0  # requests that resumed here
