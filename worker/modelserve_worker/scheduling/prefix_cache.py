@@ -91,6 +91,10 @@ class PrefixCache(TailIndex[Page]):
     def lost(self, tail: Tail[Page]) -> None:
         """Neither tier has it any more."""
         before = tail.before
+        for later in [each for each in tail.later if each.previous is tail]:
+            later.previous = before
+            if before is not None:
+                before.later[later] = None
         if before is not None:
             before.later.pop(tail, None)
             if before.superseded and not tail.superseded and not any(self._goes_on(before)):
