@@ -11,6 +11,7 @@ from prefix_sessions import MODEL, Sessions
 
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.arena import Page
+from modelserve_worker.scheduling.eviction_order import NOTHING
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.tails import Hit, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
@@ -82,8 +83,8 @@ class Oracle:
         return evict
 
     def _rank(self, tail: Tail) -> tuple[int, float]:
-        """Superseded ones; those of clients beyond an equal share; the cheapest."""
-        if tail.superseded:
+        """Those that nobody misses; those of clients beyond an equal share; the cheapest."""
+        if self.cache._loss(tail) == NOTHING:
             return 0, 0.0
         used: dict[str, int] = {}
         for other in self.cache.tails:

@@ -144,6 +144,19 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_its_rows_to_the_next() 
     assert sessions.ask_request(PREFIX + text(5, 10)).cached_tokens == 2_016
 
 
+def test_a_turn_that_is_lost_leaves_the_one_before_it_the_last_again() -> None:
+    """Its copy went first while the pool had the later one; that never came to host memory."""
+    sessions = HostSessions().served()
+    (before,) = (tail for tail in sessions.tier.index.tails if tail.end == 2_055)
+    sessions.host.never = {"stored"}
+    assert sessions.ask_request(PREFIX + ANSWER + text(5, 300)).cached_tokens == 2_055
+    assert before.superseded
+    for seed in (6, 7):
+        sessions.ask(text(seed, 2_900))
+    assert not before.superseded
+    assert sessions.ask_request(PREFIX + ANSWER + text(5, 300)).host_cached_tokens == 2_055
+
+
 def test_two_requests_wait_for_one_copy() -> None:
     sessions = HostSessions().served()
     first, second = sessions.add(PREFIX + text(5, 10)), sessions.add(PREFIX + text(6, 10))

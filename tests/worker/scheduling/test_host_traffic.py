@@ -91,7 +91,7 @@ def run(*, examples: int, first: int = 0, breaks: bool = False, **options: Any) 
 def test_rows_come_back_from_host_memory_and_no_byte_is_lost(breaks: bool) -> None:
     seen = run(examples=12, breaks=breaks)
     assert seen["host hits"] > 10
-    assert seen["host evictions"] > 30
+    assert seen["host evictions"] > 15
     assert seen["moves"] > 50
     assert seen["preemptions"] > 0
     assert seen["failures"] > 2
@@ -116,7 +116,7 @@ def test_traffic_that_once_broke_a_host_tier(seed: int) -> None:
 
 def test_the_simulation_notices_pages_that_are_used_while_they_are_being_loaded() -> None:
     with pytest.raises(AssertionError, match="rows that are not its own"):
-        run(examples=100, first=57, breaks=True, ignore_awaited=True)
+        run(examples=100, first=200, breaks=True, ignore_awaited=True)
 
 
 def test_the_simulation_notices_stores_of_pages_that_went_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

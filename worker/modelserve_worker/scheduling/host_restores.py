@@ -149,12 +149,11 @@ class HostRestores:
         if tail is None:
             tail = Tail(
                 block, source.end, source.lowest, source.first, source.tokens, restore.partial, dict(restore.sliding),
-                source.client, None, 0, source.junction, followers=source.followers, marks=source.marks,
+                source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
             )  # fmt: skip
             self._cache.insert(tail, restore.way)
-        if source.live:
-            tail.twin, source.twin = source, tail
-            self._cache.note(tail)
+        if source.live and source.twin is not None and not source.twin.live:
+            self._cache.stand_in(tail, source)
         tail.awaited |= restore.requests
         self._release(restore)
 

@@ -137,20 +137,13 @@ class HostStores:
 
     def _finish(self, store: _Store) -> None:
         tail = store.tail
-        before = tail.previous
-        while before is not None and not before.has_twin:
-            before = before.previous
         twin: Tail[HostPage] = Tail(
             store.block, tail.end, tail.lowest, tail.first, tail.tokens, store.partial, {**store.sliding}, tail.client,
-            None if before is None else before.twin, tail.joined, tail.junction,
-            followers=tail.followers, marks=tail.marks, twin=tail,
+            None, 0, tail.junction, superseded=tail.superseded, marks=tail.marks, twin=tail,
         )  # fmt: skip
         tail.twin = twin
         self._saved(tail)
         self._index.insert(twin, [])
-        self._index.supersede(twin.previous, twin.end)
-        twin.superseded |= tail.superseded
-        self._index.note(twin)
         self._release(store)
 
     def _drop(self, store: _Store) -> None:

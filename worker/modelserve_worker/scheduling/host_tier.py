@@ -56,8 +56,15 @@ class _HostIndex(TailIndex[HostPage]):
 
     def evict(self, tail: Tail[HostPage]) -> None:
         super().evict(tail)
-        if tail.twin is not None:
+        assert tail.twin is not None, "it was copied from there"
+        if tail.twin.live:
             self._cache.note(tail.twin)
+        else:
+            self._cache.lost(tail.twin)
+
+    def _base(self, tail: Tail[HostPage]) -> int:
+        assert tail.twin is not None, "it was copied from there"
+        return tail.twin.base
 
 
 class HostTier:
@@ -188,4 +195,4 @@ class HostTier:
         kept.update(self.stores.kept())
         kept.update(self.restores.lane.kept())
         self.pool.check_integrity(kept.items())
-        self._unsaved.check_integrity(list(self._cache.tails))
+        self._unsaved.check_integrity({tail for tail in self._cache.tails if self._cache.loses_rows(tail)})

@@ -10,12 +10,13 @@ windows; last of all what has been brought back from host memory, or is on its w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.arena import Page, PageArena
-from modelserve_worker.scheduling.eviction_order import COPY
+from modelserve_worker.scheduling.eviction_order import COPY, NOTHING, ROWS
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.tail_index import LEAST_KNOWN, TailIndex
 from modelserve_worker.scheduling.tails import Hit, Tail
@@ -62,29 +63,44 @@ class PrefixCache(TailIndex[Page]):
     def follow(self, hit: Hit[Page]) -> None:
         """A request resumes there."""
         tail = hit.tail
-        for each in (tail, tail.twin):
-            if each is not None:
-                each.followers += 1
-                if each.superseded:
-                    each.superseded, each.junction = False, True
-        self.note(tail)
-        if self.behind is not None and tail.twin is not None:
-            self.behind.note(tail.twin)
+        tail.followers += 1
+        if tail.followers == 1 and (left := self._left_by_history(tail)):
+            for each in left:
+                self._supersede(each, True)
+        elif tail.superseded:
+            tail.junction = True
+        self._supersede(tail, False)
         self.touch(tail)
 
     def note(self, tail: Tail[Page]) -> None:
         super().note(tail)
         if self.unsaved is not None:
-            self.unsaved.update(tail)
+            self.unsaved.update(tail, loses_rows=self.loses_rows(tail))
 
-    def insert(self, tail: Tail[Page], global_pages: list[Page]) -> None:
-        super().insert(tail, global_pages)
-        self.note(tail)
+    def loses_rows(self, tail: Tail[Page]) -> bool:
+        """Whether rows that somebody may miss go with it: host memory has not got them."""
+        return self._loss(tail) == ROWS
 
     def evict(self, tail: Tail[Page]) -> None:
         if self.unsaved is not None:
             self.unsaved.remove(tail)
         super().evict(tail)
+        if not tail.has_twin:
+            self.lost(tail)
+
+    def lost(self, tail: Tail[Page]) -> None:
+        """Neither tier has it any more."""
+        before = tail.before
+        for later in [each for each in tail.later if each.previous is tail]:
+            later.previous = before
+            if before is not None:
+                before.later[later] = None
+        if before is not None:
+            before.later.pop(tail, None)
+            if before.superseded and not tail.superseded and not any(self._goes_on(before)):
+                self._supersede(before, False)  # it is the session's last one now
+        if not tail.superseded:
+            self._price_later(tail)
 
     def leave(
         self,
@@ -96,12 +112,14 @@ class PrefixCache(TailIndex[Page]):
         joined: int = 0,
         client: str = "",
         junction: bool = False,
+        turn: bool = False,
+        answer: bool = False,
     ) -> Tail[Page] | None:
         """Keep what a request needs that resumes at `end` or a little before it, where `table` has these rows.
 
         `previous` is the tail before it on the way of the same session, which has the positions up to `joined` in
-        common with it; unless more than one history goes on from that one (`junction`), it goes first from now on. None
-        where `end` is too near to the beginning to be worth it.
+        common with it; unless more than one history goes on from that one (`junction`), or its own next `turn` and not
+        this `answer`, it goes first from now on. None where `end` is too near to the beginning to be worth it.
         """
         size = self.page_tokens
         if end < size:
@@ -121,15 +139,37 @@ class PrefixCache(TailIndex[Page]):
             first = lowest // size * size
             tail = Tail(
                 block, end, lowest, first, chain.tokens(first, end).copy(), partial, sliding, client, previous, joined,
-                junction, marks=chain.marks(first, end),
+                junction, answer=answer, marks=chain.marks(first, end),
             )  # fmt: skip
+            if previous is not None:
+                previous.later[tail] = None
             self.insert(tail, global_pages)
         elif tail is previous:
             previous = None
         tail.junction |= junction
+        tail.turn |= turn
         self.touch(tail)
-        self.supersede(previous, end)
+        if previous is not None and previous.there and previous.end < end and (previous.followers or not previous.turn):
+            self._supersede(previous, not previous.junction and previous.followers < 2)
         return tail
+
+    def stand_in(self, tail: Tail[Page], copy: Tail[Any]) -> None:
+        """`tail` has the rows of `copy`, and takes the place of the tail that was copied."""
+        gone, copy.twin, tail.twin = copy.twin, tail, copy
+        assert gone is not None, "it was copied from there"
+        tail.followers = max(tail.followers, gone.followers)
+        tail.junction, tail.turn = tail.junction or gone.junction, tail.turn or gone.turn
+        if tail.previous is None:
+            tail.previous, tail.joined, tail.answer = gone.previous, gone.joined, gone.answer
+        if (before := tail.before) is not None:
+            before.later.pop(gone, None)
+            before.later[tail] = None
+        for later in [each for each in gone.later if each.previous is gone]:
+            later.previous = tail
+            tail.later[later] = None
+        gone.twin = None
+        self._supersede(tail, tail.superseded and gone.superseded)
+        self.price(tail)
 
     def clear(self) -> None:
         """What pages hold is unknown: forget all of it."""
@@ -179,6 +219,41 @@ class PrefixCache(TailIndex[Page]):
         loss = super()._loss(tail)
         return COPY if loss and tail.has_twin else loss
 
+    def _supersede(self, tail: Tail[Page], superseded: bool) -> None:
+        """It goes first from now on, in both tiers, or no longer. A copy says what the tail says."""
+        changed, tail.superseded = tail.superseded != superseded, superseded
+        self.note(tail)
+        if self.behind is not None and tail.twin is not None:
+            tail.twin.superseded = superseded
+            self.behind.note(tail.twin)
+        if changed:
+            self._price_later(tail)
+
+    def _left_by_history(self, tail: Tail[Page]) -> list[Tail[Page]]:
+        """Tails behind one at which a request resumes for the first time, that its session does not go on from: where
+        its front end said so all of them, else an answer that nobody has gone on from."""
+        behind = [each for each in tail.later if each.previous is tail]
+        if not tail.turn:
+            return [each for each in behind if each.answer and not each.followers] if tail.superseded else []
+        for each in behind:
+            behind += [later for later in each.later if later.previous is each]
+        return behind
+
+    def _price_later(self, tail: Tail[Page]) -> None:
+        """What those behind it save has changed."""
+        behind = list(tail.later)
+        for later in behind:
+            if later.live:
+                self.price(later)
+            if self.behind is not None and later.twin is not None and later.twin.live:
+                self.behind.price(later.twin)
+            if later.superseded:  # it is not counted on
+                behind += [each for each in later.later if each.before is later]
+
+    def _goes_on(self, tail: Tail[Page]) -> Iterator[bool]:
+        """Of each tail behind it, whether its session needs it."""
+        return (each.before is tail and not each.superseded for each in tail.later)
+
     def _give_up_tails(self, needed_bytes: int, *, awaited: bool) -> None:
         """`awaited`: those, too, that a request is waiting for."""
         while self._arena.free_bytes < needed_bytes:
@@ -199,7 +274,7 @@ class PrefixCache(TailIndex[Page]):
             first = first or tail
             if self._loss(first) < self._loss(tail):
                 break
-            if tail.superseded or self._frees(tail):
+            if self._loss(tail) == NOTHING or self._frees(tail):
                 return tail
         return first
 

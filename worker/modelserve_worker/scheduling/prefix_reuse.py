@@ -28,10 +28,10 @@ from modelserve_worker.scheduling.host_tier import HostCopies, HostTier
 from modelserve_worker.scheduling.known_texts import KnownTexts
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
+from modelserve_worker.scheduling.tail_index import LEAST_GAP_PAGES
 from modelserve_worker.scheduling.tails import Hit
 from modelserve_worker.scheduling.token_chain import TokenChain
 
-LEAST_GAP_PAGES = 4  # global pages between a resume point and a checkpoint behind it
 _TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
 NO_SLOTS = np.zeros(0, dtype=np.int32)
 NO_COPIES = HostCopies()
@@ -149,7 +149,7 @@ class PrefixReuse(NoReuse):
         # Request, its tokens, version of the cache, hit.
         self._found: tuple[str, int, int, Hit[Page] | None] | None = None
         self._in_pool: dict[str, int] = {}  # where requests that waited for host memory would have begun without it
-        self._due: list[tuple[RunningRequest, int, bool]] = []  # who, where, and whether it is a junction
+        self._due: list[tuple[RunningRequest, int, bool, bool]] = []  # who, where, whether a junction, or a turn's end
         size = geometry.global_page.page_tokens
         self._least_gap = LEAST_GAP_PAGES * size
         tail_bytes = geometry.sliding_table_entries * geometry.sliding_page.page_bytes
@@ -304,18 +304,19 @@ class PrefixReuse(NoReuse):
             reached = bool(checkpoints) and checkpoints[0] <= end
             stay.checkpoints = [at for at in checkpoints if at > end]
             if samples[i] or reached or end - stay.joined >= self._tails_apart:
-                at_end = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in stay.request.checkpoints)
-                self._due.append((stay, end, reached or at_end))
+                turn = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in stay.request.checkpoints)
+                self._due.append((stay, end, reached, turn))
 
     def settle(self) -> None:
-        for stay, end, junction in self._due:
-            self._leave(stay, end, junction=junction)
+        for stay, end, junction, turn in self._due:
+            self._leave(stay, end, junction=junction, turn=turn)
         self._due.clear()
 
     def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
         self.settle()
         if sound and computed:
-            self._leave(running, min(computed, running.request.num_tokens))
+            end = min(computed, running.request.num_tokens)
+            self._leave(running, end, answer=end > len(running.request.prompt_token_ids))
             if self.texts is not None and running.request.output_token_ids:
                 self.texts.remember(self._chain(running.request), len(running.request.prompt_token_ids))
         self.cache.unwatch(running.table)
@@ -357,13 +358,15 @@ class PrefixReuse(NoReuse):
         latest = request.num_tokens - self.cache.page_tokens
         return sorted({at for at in (*request.checkpoints, known) if start + self._least_gap <= at < latest})
 
-    def _leave(self, running: RunningRequest, end: int, *, junction: bool = False) -> None:
+    def _leave(
+        self, running: RunningRequest, end: int, *, junction: bool = False, turn: bool = False, answer: bool = False
+    ) -> None:
         request = running.request
         if self._exact and end > len(request.prompt_token_ids):
             return
         tail = self.cache.leave(
             self._chain(request), end, running.table, previous=running.tail, joined=running.joined,
-            client=request.client, junction=junction,
+            client=request.client, junction=junction, turn=turn, answer=answer,
         )  # fmt: skip
         if tail is not None:
             running.tail, running.joined = tail, end

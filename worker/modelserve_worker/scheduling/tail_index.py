@@ -25,6 +25,7 @@ from modelserve_worker.scheduling.tails import Block, Hit, P, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
 
 LEAST_KNOWN = 4096  # blocks that are known by their hash alone
+LEAST_GAP_PAGES = 4  # global pages between two places to resume at, of which the second is worth a step, or a copy
 
 Contra = TypeVar("Contra", contravariant=True)
 
@@ -70,7 +71,8 @@ class TailIndex(Generic[P]):
             tokens, marks = chain.tokens(block.depth * size, most), chain.marks(block.depth * size, most)
             for tail in block.tails:
                 reach = min(tail.reach(tokens, block.depth * size, marks), most)
-                if reach > position and reach >= tail.lowest:
+                as_far = best is not None and reach == position and best.superseded and not tail.superseded
+                if (reach > position or as_far) and reach >= tail.lowest:
                     best, position = tail, reach
             if best is not None:
                 return Hit(position, best, self._global_pages(best, position))
@@ -99,7 +101,7 @@ class TailIndex(Generic[P]):
     def touch(self, tail: Tail[P]) -> None:
         """Somebody uses it."""
         tail.used_at = self._clock
-        self._price(tail)
+        self.price(tail)
 
     def block_of(self, digests: Iterable[bytes]) -> Block[P]:
         """The block at the end of a way from the root, known from now on."""
@@ -139,7 +141,6 @@ class TailIndex(Generic[P]):
 
     def insert(self, tail: Tail[P], global_pages: list[P]) -> None:
         """A tail is live from now on; its own pages, and those of its way, are kept."""
-        geometry = self._geometry
         self.use(tail.block, global_pages)
         for page in tail.own_pages:
             self.pool.keep(page)
@@ -148,20 +149,12 @@ class TailIndex(Generic[P]):
                 break
             block.tails.append(tail)
             tail.attached.append(block)
-        pages = (tail.end - tail.base) // self.page_tokens + (tail.partial is not None)
-        tail.bytes = len(tail.sliding) * geometry.sliding_page.page_bytes + pages * geometry.global_page.page_bytes
+        tail.bytes = self._bytes_since(tail, self._base(tail))
         self._order.add(tail)
         self._tails[tail] = None
         self.version += 1
         self._forget_old_blocks()
         self.touch(tail)
-
-    def supersede(self, previous: Tail[P] | None, end: int) -> None:
-        """A session has a tail at `end`: the one before it goes first from now on, unless more than one history goes on
-        from there."""
-        if previous is not None and previous.live and previous.end < end:
-            previous.superseded = not previous.junction and previous.followers < 2
-            self.note(previous)
 
     def note(self, tail: Tail[P]) -> None:
         """Whether it is superseded, or its rows are anywhere else, may have changed."""
@@ -179,10 +172,6 @@ class TailIndex(Generic[P]):
             self.pool.let_go(page)
         tail.sliding, tail.partial = {}, None  # later ones may remember it as the one before them
         self.stop_using(tail.block)
-        if tail.previous is not None:
-            tail.previous.later.pop(tail, None)
-        for later in [each for each in tail.later if each.previous is tail]:
-            self._price(later)
 
     def give_up(self, victim: Tail[P]) -> None:
         """Evict it for somebody who needs its memory."""
@@ -208,8 +197,9 @@ class TailIndex(Generic[P]):
         return kept
 
     def _loss(self, tail: Tail[P]) -> int:
-        """What goes with it: NOTHING where the same session has a later one."""
-        return NOTHING if tail.superseded else ROWS
+        """What goes with it: NOTHING where the same session has a later one, or the next request resumes a few pages
+        before it without it."""
+        return NOTHING if tail.superseded or tail.saves < LEAST_GAP_PAGES * self.page_tokens else ROWS
 
     def _forget_old_blocks(self) -> None:
         """Those without known children first: whoever comes finds no way with a gap."""
@@ -224,13 +214,23 @@ class TailIndex(Generic[P]):
             if block.parent is not None:
                 block.parent.children -= 1
 
-    def _price(self, tail: Tail[P]) -> None:
+    def price(self, tail: Tail[P]) -> None:
         """What it saves, in first rows, per byte, from when it was last used."""
-        saved = self._prices.cost(tail.base, tail.end - tail.base)
+        base = self._base(tail)
+        tail.saves = tail.end - base
+        saved = self._prices.cost(base, tail.saves)
         tail.priority = tail.used_at + saved / max(1, tail.bytes)
-        if tail.previous is not None:
-            tail.previous.later[tail] = None
-        self._order.update(tail)
+        self.note(tail)
+
+    def _base(self, tail: Tail[P]) -> int:
+        """Where a request would resume without it."""
+        return tail.base
+
+    def _bytes_since(self, tail: Tail[P], base: int) -> int:
+        """What it costs beyond a tail that ends there."""
+        geometry = self._geometry
+        pages = (tail.end - base) // self.page_tokens + (tail.partial is not None)
+        return len(tail.sliding) * geometry.sliding_page.page_bytes + pages * geometry.global_page.page_bytes
 
     def _global_pages(self, tail: Tail[P], position: int) -> list[P]:
         """Of the rows [0, position)."""

@@ -65,14 +65,17 @@ class Tail(Generic[P]):
     previous: Tail[P] | None  # the one before it on the way of the same request
     joined: int  # the last position that its tokens have in common with `previous`
     junction: bool  # more than one history goes on from here
+    turn: bool = False  # its session's next turn goes on from here, and not behind the answer
+    answer: bool = False  # left at the end of one
     bytes: int = 0  # what it costs, beyond `previous`
     priority: float = 0.0
     used_at: float = 0.0  # the cache's clock then
+    saves: int = 0  # rows that a request would compute without it
     superseded: bool = False  # the same session has a later one
     live: bool = True
     followers: int = 0  # requests that resumed here
     attached: list[Block[P]] = field(default_factory=list)
-    later: dict[Tail[P], None] = field(default_factory=dict)  # live ones whose `previous` it is, or was
+    later: dict[Tail[P], None] = field(default_factory=dict)  # those that are there whose `previous` it is, or was
     twin: Tail[Any] | None = None  # the same rows in the other tier, as long as they are live there
     marks: tuple[SpanMark, ...] = ()  # of spans with rows among its `tokens`
     awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun
@@ -83,13 +86,29 @@ class Tail(Generic[P]):
         return self.twin is not None and self.twin.live
 
     @property
-    def base(self) -> int:
-        """Where a request would resume without it."""
+    def there(self) -> bool:
+        """Whether one of the tiers has these rows."""
+        return self.live or self.has_twin
+
+    @property
+    def before(self) -> Tail[P] | None:
+        """The nearest one before it that is there."""
         previous = self.previous
-        while previous is not None and not (previous.live or previous.has_twin):
+        while previous is not None and not previous.there:
             previous = previous.previous
-        self.previous = previous
-        return 0 if previous is None else min(previous.end, self.joined)
+        if previous is not self.previous:
+            self.previous = previous
+            if previous is not None:
+                previous.later[self] = None
+        return previous
+
+    @property
+    def base(self) -> int:
+        """Where a request would resume without it, and without those that go before it does."""
+        before = self.before
+        while before is not None and before.superseded:
+            before = before.before
+        return 0 if before is None else min(before.end, self.joined)
 
     @property
     def own_pages(self) -> Iterator[P]:

@@ -26,9 +26,9 @@ class UnsavedTails:
     def __contains__(self, tail: Tail[Page]) -> bool:
         return tail in self._tails
 
-    def update(self, tail: Tail[Page]) -> None:
-        """A tail, all of whose pages are kept, is live, was superseded or followed, or its twin came or went."""
-        if (tail.live and not tail.superseded and not tail.has_twin) == (tail in self._tails):
+    def update(self, tail: Tail[Page], *, loses_rows: bool) -> None:
+        """A tail, all of whose pages are kept, is live, or what goes with it has changed."""
+        if (tail.live and loses_rows) == (tail in self._tails):
             return
         if tail in self._tails:
             self.remove(tail)
@@ -69,9 +69,8 @@ class UnsavedTails:
             if block.page is not None:
                 yield block.page
 
-    def check_integrity(self, live: list[Tail[Page]]) -> None:
+    def check_integrity(self, unsaved: set[Tail[Page]]) -> None:
         """Recount. Raises AssertionError."""
-        unsaved = {tail for tail in live if not tail.superseded and not tail.has_twin}
         assert unsaved == self._tails, "tails are unsaved, or are not"
         claimed = {page for tail in unsaved for page in tail.own_pages}
         claimed |= {block.page for tail in unsaved for block in tail.block.upwards() if block.page is not None}
