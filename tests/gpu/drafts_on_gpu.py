@@ -222,7 +222,7 @@ def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int
 def run(setting: Setting, runner: GPUModelRunner, pool: int, name: str, batch: int) -> Measured:
     """From SKIPPED steps behind the one that gives all their first token, until the first of them ends."""
     slots, k = runner._most["max_num_seqs"], runner.draft_tokens
-    limits = SchedulerLimits(setting.chunk, slots, setting.longest, ())
+    limits = SchedulerLimits(setting.chunk, slots, setting.longest, (), max_num_mixed_tokens=setting.chunk)
     costs = setting.costs(slots, k)
     scheduler = Scheduler(
         limits, runner.cache.geometry, pool, draft_tokens=k, asked_drafts=runner.asked_drafts,
@@ -241,6 +241,8 @@ def run(setting: Setting, runner: GPUModelRunner, pool: int, name: str, batch: i
             outputs = engine.step()
             now = time.perf_counter()
             assert all(each.error is None for each in outputs), outputs
+            if not found.seconds and waited < SKIPPED and any(each.finish_reason for each in outputs):
+                raise SystemExit(f"one of {batch} has ended before all decode: --output {setting.output} is too few")
             if len(begun) < batch:
                 begun |= {each.request_id for each in outputs if each.token_ids}
             elif waited < SKIPPED:

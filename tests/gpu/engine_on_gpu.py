@@ -146,8 +146,8 @@ def main() -> None:
         weights += " and an assistant" if options.drafter else ""
         name = f"{options.variant}{weights} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
         print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
-    try:
         report = plan_report(args, replica.architecture, replica.memory, replica.table)
+    try:
         memory_lines(name, report, replica.memory.total_bytes)
         bench = Bench(replica, args)
         bench.run([bench.request(64, 4)])
