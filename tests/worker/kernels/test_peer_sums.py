@@ -18,7 +18,7 @@ from modelserve.sizing.rank_sums import (
     peer_message_bytes,
     peer_rows_layout,
 )
-from modelserve_worker.execution import parallel as parallel_module
+from modelserve_worker.execution import process_group
 from modelserve_worker.kernels import cuda_kernel, peer_rows, peer_sums
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.peer_rows import PeerRows
@@ -189,6 +189,6 @@ def test_the_end_of_the_group_is_told_to_all_its_buffers(monkeypatch: pytest.Mon
     """And to those of this group alone: another process's, or another group's, are no business of it."""
     small, rows = PeerSums(buffers(2), capability=80), rows_door(PeerRowsLayout(16, 512, 2))
     bystander = PeerSums(buffers(2), capability=80)
-    monkeypatch.setattr(parallel_module, "_joined", [TensorParallel(peers=small, peer_rows=rows)])
-    parallel_module.abort_collectives()
+    monkeypatch.setattr(process_group, "_joined", [TensorParallel(peers=small, peer_rows=rows)])
+    process_group.abort_collectives()
     assert [door._buffers.ended.item() for door in (small, rows, bystander)] == [1, 1, 0]
