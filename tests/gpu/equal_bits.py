@@ -31,6 +31,7 @@ from paged_case import PagedCase
 from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
+from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
 from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
@@ -57,6 +58,15 @@ def products() -> Iterator[tuple[str, Run]]:
         for rows in (64,) if asked == "split" else (64, 128, 192, 256):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
             yield f"many rows int4 {outputs}x{inputs} {rows} {asked}", partial(int4_product, x, g32, **how)
+
+
+def clusters() -> Iterator[tuple[str, Run]]:
+    """Tens of rows: tiles whole, in parts, and two that share loads; more inputs than stages."""
+    for gated, outputs, inputs in ((True, 20480, 512), (False, 2560, 2048), (False, 3072, 2560), (False, 256, 2560)):
+        weight = (torch.randn(outputs, inputs, device=CUDA) * inputs**-0.5).bfloat16()
+        for rows in (33, 64, 83, 128):
+            x = torch.randn(rows, inputs, device=CUDA).bfloat16()
+            yield f"tens of rows {outputs}x{inputs} {rows}", partial(cluster_rows, x, weight, gated=gated)
 
 
 def experts() -> Iterator[tuple[str, Run]]:
@@ -204,7 +214,7 @@ def main() -> int:
         stormy(early=chosen.early)
     torch.manual_seed(int(time.time()))
     begun, total, wrong = time.monotonic(), 0, 0
-    for name, run in (*products(), *experts(), *attention()):
+    for name, run in (*products(), *clusters(), *experts(), *attention()):
         if chosen.only not in name or time.monotonic() - begun > chosen.seconds:
             continue
         start = time.monotonic()

@@ -33,6 +33,9 @@ struct Dim {
 struct uint4 {
   u32 x, y, z, w;
 };
+struct uint2 {
+  u32 x, y;
+};
 struct float2 {
   float x, y;
 };
@@ -73,7 +76,14 @@ static Fiber* current;
 static ucontext_t scheduler;
 static Meeting cluster, prerequisites;
 static void (*kernel_ahead)();
-static Dim blockIdx, gridDim;
+static Dim gridDim;
+struct {
+  struct {
+    int first;  // of the cluster
+    operator int() const { return first + current->block->rank; }
+  } x;
+  int y;
+} static blockIdx;
 struct {
   struct {
     operator int() const { return current->thread; }
@@ -98,6 +108,7 @@ static void __syncwarp() { meet_warp(); }
 static void __syncthreads() { meet(current->block->all); }
 static void __trap() { abort(); }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class Value>
@@ -193,6 +204,13 @@ static void send_pair(u32 to, u32 barrier, u32 rank, float first, float second) 
   came(*(Phases*)(there + barrier), 8);
 }
 
+static void cluster_sync() { meet(cluster); }
+static float4 load_of_cluster(u32 from, u32 rank) {
+  float4 value;
+  memcpy(&value, blocks.at(rank).shared.data() + from, sizeof(value));
+  return value;
+}
+
 static void prefetch_map(const TensorMap*) {}
 static void fence_async_proxy() {}
 // Swizzled by 128 bytes.
@@ -217,6 +235,21 @@ static void load_own_box(const TensorMap* of, u32 to, u32 barrier, int, int firs
           memset(there, 0, 16);
       }
   came(phases_at(barrier), map.box_blocks * map.box_rows * 128);
+}
+// Rows of both halves of a matrix in turn, eight of each, `box_rows` together, from group `first` and column `x` on.
+static void load_group_box(const TensorMap* map, u32 to, u32 barrier, int x, int first, int) {
+  const int half = map->matrix_rows / 2;
+  for (int row = 0; row < map->box_rows; row++) {
+    const int of_half = first * 8 + row / 16 * 8 + row % 8;
+    for (int piece = 0; piece < 8; piece++) {
+      unsigned char* there = at(to + row * 128 + ((piece ^ row % 8) << 4));
+      if (of_half < half)
+        memcpy(there, map->base + (row / 8 % 2 * half + of_half) * map->row_bytes + x * 2 + piece * 16, 16);
+      else
+        memset(there, 0, 16);
+    }
+  }
+  came(phases_at(barrier), map->box_rows * 128);
 }
 static int piece(int row, int number) { return row * 128 + ((number ^ (row & 7)) << 4); }
 
@@ -260,6 +293,33 @@ static void multiply(float (&sum)[4], const u32* a, u32 b0, u32 b1) {
   meet_warp();
 }
 
+// Products of warpgroups are there at once. A descriptor is a place in shared memory, in 16 bytes.
+static void wgmma_fence() {}
+static void wgmma_commit() {}
+template <int PENDING>
+static void wgmma_wait() {}
+template <int COUNT>
+static void pin(float (&)[COUNT]) {}
+static u32 of_warp(u32 number) { return shuffled(number, 0); }
+static u64 row_descriptor(u32 address) { return address >> 4; }
+static float swizzled(u64 descriptor, int row, int column) {
+  u32 address = (u32)descriptor * 16 + row * 128 + column * 2;
+  address ^= (address >> 7 & 7) << 4;
+  unsigned short bits;
+  memcpy(&bits, at(address), 2);
+  return __int_as_float((int)((u32)bits << 16));
+}
+template <int COLUMNS>
+static void multiply_slice(float (&sums)[COLUMNS / 2], u64 a, u64 b) {
+  for (int half = 0; half < 2; half++) {
+    float left[16];
+    for (int k = 0; k < 16; k++) left[k] = swizzled(a, current->thread % 128 / 32 * 16 + lane() / 4 + half * 8, k);
+    for (int i = 0; i < COLUMNS / 2; i++)
+      for (int k = 0; i % 4 / 2 == half && k < 16; k++)
+        sums[i] += left[k] * swizzled(b, i / 4 * 8 + lane() % 4 * 2 + i % 2, k);
+  }
+}
+
 static u32 rounded_bits(float value) {
   u32 bits;
   memcpy(&bits, &value, 4);
@@ -281,7 +341,7 @@ static int run_cluster(int size, int threads, int shared_bytes, Dim number, Dim 
   fibers.clear();
   fibers.resize(size * threads);
   cluster = Meeting{size * threads}, prerequisites = Meeting{size * threads - idle};
-  kernel_ahead = ahead, blockIdx = number, gridDim = grid;
+  kernel_ahead = ahead, blockIdx.x.first = number.x, blockIdx.y = number.y, gridDim = grid;
   for (int rank = 0; rank < size; rank++) {
     blocks[rank].rank = rank;
     blocks[rank].shared.assign(shared_bytes, 0xFF);

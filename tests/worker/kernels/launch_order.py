@@ -10,6 +10,7 @@ from unittest import mock
 from modelserve_worker.kernels import (
     chosen_rows_sm90,
     chunk_attention_sm90,
+    cluster_rows_sm90,
     cuda_kernel,
     decode_stream_sm90,
     dependent_launch,
@@ -31,6 +32,7 @@ def one_after_the_other() -> Iterator[None]:
         mock.patch.object(dependent_launch, "current_target", return_value=None),
         mock.patch.object(chosen_rows_sm90, "launch", launch),
         mock.patch.object(chunk_attention_sm90, "launch", launch),
+        mock.patch.object(cluster_rows_sm90, "launch", launch),
         mock.patch.object(global_decode_sm90, "launch", launch),
         mock.patch.object(grouped_rows_sm90, "launch", launch),
         mock.patch.object(linear_int4_sm90, "launch", launch),

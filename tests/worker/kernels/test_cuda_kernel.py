@@ -24,6 +24,7 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import (
     chosen_rows_sm90,
     chunk_attention_sm90,
+    cluster_rows_sm90,
     cuda_kernel,
     decode_stream_sm90,
     global_decode_sm90,
@@ -56,6 +57,14 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
             for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
         ),
         *((kernel.source, kernel.threads, True) for kernel in (STREAM, STREAM_GLOBAL)),
+        *(
+            (kernel.source, kernel.threads, True)
+            for kernel in (
+                cluster_rows_sm90.ClusterKernel(64, 2, 128, gated=False),
+                cluster_rows_sm90.ClusterKernel(160, 1, 128, gated=True),
+                cluster_rows_sm90.ClusterKernel(192, 8, 64, gated=False),
+            )
+        ),
         *((grouped_rows_sm90.source(gated=gated), grouped_rows_sm90.THREADS, True) for gated in (False, True)),
         *(
             (kernel.source, linear_int4_sm90.THREADS, True)

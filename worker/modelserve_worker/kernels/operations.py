@@ -191,6 +191,10 @@ class Operations:
         if choice.backend is Backend.HOPPER:
             from modelserve_worker.kernels import linear_int4_sm90, linear_rows_sm90
 
+            if kernel == "cluster_rows":
+                from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
+
+                return cluster_rows
             if kernel == "linear_int4":
                 return partial(linear_int4_sm90.int4_product, shared=self.shared)
             if stored is StoredType.INT4:

@@ -22,6 +22,18 @@ __device__ __forceinline__ void send_pair(u32 to, u32 barrier, u32 rank, float f
       : "memory");
 }
 
+// Four numbers at the place in the CTA `rank` of the cluster that `at` is in this one.
+__device__ __forceinline__ float4 load_of_cluster(u32 at, u32 rank) {
+  float4 value;
+  asm volatile(
+      "{\n.reg .b32 place;\nmapa.shared::cluster.u32 place, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [place];\n}"
+      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+      : "r"(at), "r"(rank)
+      : "memory");
+  return value;
+}
+
 // One box of a map to the same place in every CTA of the cluster; each CTA's barrier counts its bytes.
 __device__ __forceinline__ void load_box(const TensorMap* map, u32 to, u32 barrier, int x, int y, int z) {
   chaos();

@@ -24,6 +24,9 @@ from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFo
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
 FP8_EXACT_ROWS = 16  # up to which FP8 multiplies inputs as they are, where more are rounded to e4m3
+CLUSTER_ROWS = 128  # that Hopper's kernel of tens of rows takes, beyond which cuBLAS's are faster
+# And matrices (outputs, inputs) of E4B, 26B-A4B and 31B of which they are from fewer on.
+CLUSTER_ROWS_OF = {(6144, 2560): 64, (2560, 2048): 64, (2816, 2112): 64, (16384, 5376): 64, (5376, 8192): 96}
 BOX_INPUTS = 64  # of bfloat16, which Hopper's copy engine reads together
 GROUPED_TILE, GROUPED_SLICE, GROUPED_STAGES = 128, 256, 4  # of `grouped_rows`: rows of a matrix, of x, stages
 GROUPED_ROWS = 8  # rows of a matrix, or of each half of it, that it stores together
@@ -68,7 +71,11 @@ def product_choices(
         yield choice(Backend.PLAIN, (LIBRARY,) * (plain_kernels + 1))
     elif quantised is None:
         if capability == HOPPER and shape[1] % BOX_INPUTS == 0:
+            shared = generation_of(HOPPER).shared_bytes
             yield _few_rows(partial(choice, settles=settles))
+            if linear is not None and shape[0] % (2 * GROUPED_ROWS) == 0:
+                most = CLUSTER_ROWS_OF.get(shape, CLUSTER_ROWS)
+                yield choice(Backend.HOPPER, ("cluster_rows",), most_rows=most, shared_bytes=shared, fuses_gelu=True)
         yield choice(Backend.PLAIN, (LIBRARY,))
     elif stored is StoredType.INT4:
         yield from _int4(quantised, choice, shape, capability)
