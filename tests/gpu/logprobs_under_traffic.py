@@ -213,6 +213,7 @@ def compare(variant: str, layers: int | None, load: Load, *, device: torch.devic
     reference = reference_model(config, device=device, seed=seed)
     release()
     model = our_model(reference, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    print(f"{variant}: weights after {time.monotonic() - began:.0f} s", flush=True)
     runs = dict(answered(model, load, drafts=drafts))
     print(f"{variant}: answered after {time.monotonic() - began:.0f} s", flush=True)
     del model
