@@ -126,11 +126,12 @@ def test_experts_of_few_rows_find_their_matrices_themselves() -> None:
     for gpu, ranks, weights in ((90, 2, None), (80, 1, None), (90, 1, FP8)):  # 352 inputs of a rank: no whole blocks
         kernels = table("26B-A4B", gpu, weights, ranks=ranks).kernels()
         assert "chosen_rows" not in kernels
-    many = {
-        LIBRARY: 4, "gated_gelu": 1, "residual_norm": 1, "route_many": 1, "rms_norm": 1, "deal_slots": 1,
-        "copy_rows": 1, "grouped_rows": 2, "decode_stream": 1,
-    }  # fmt: skip
-    assert layer_launches(found, architecture, 0, rows=65, ranks=1) == always | many
+    always |= {LIBRARY: 2, "residual_norm": 1, "route_many": 1, "grouped_rows": 2, "decode_stream": 1}
+    beside = always | {"deal_rows": 1}
+    assert layer_launches(found, architecture, 0, rows=65, ranks=1) == beside, "the dense MLP has none of its own"
+    assert layer_launches(found, architecture, 0, rows=256, ranks=1) == beside
+    many = always | {LIBRARY: 4, "gated_gelu": 1, "deal_slots": 1, "copy_rows": 1}
+    assert layer_launches(found, architecture, 0, rows=257, ranks=1) == many
 
 
 def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> None:

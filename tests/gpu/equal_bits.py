@@ -14,6 +14,7 @@ that. Exits 1 where any launch differs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import sys
@@ -31,7 +32,7 @@ from paged_case import PagedCase
 from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
-from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
+from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows, grouped_rows_beside
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
 
@@ -59,14 +60,26 @@ def products() -> Iterator[tuple[str, Run]]:
             yield f"many rows int4 {outputs}x{inputs} {rows} {asked}", partial(int4_product, x, g32, **how)
 
 
+SLICED = (  # rows of experts, which are cut into slices of at most 128, or 256
+    [0] * 14 + [1, 63], [1, 31, 0, 33, 65, 97, 129, 17], [1, 31, 0, 33, 65, 97, 129, 161, 193, 225, 257, 520],
+)  # fmt: skip
+
+
 def experts() -> Iterator[tuple[str, Run]]:
-    """Rows sorted by expert, in slices of every length."""
-    counts = torch.tensor([1, 31, 0, 33, 65, 97, 129, 161, 193, 225, 257, 520], device=CUDA)
-    ends, rows = counts.cumsum(0).to(torch.int32), int(counts.sum())
-    for gated in (False, True):
+    """Rows sorted by expert, in slices of every length, and a dense product beside them."""
+    for gated, listed in itertools.product((False, True), SLICED):
+        counts = torch.tensor(listed, device=CUDA)
+        ends, rows = counts.cumsum(0).to(torch.int32), int(counts.sum())
         matrices = (torch.randn(len(counts), 704, 512, device=CUDA) * 512**-0.5).bfloat16()
         x = torch.randn(rows, 512, device=CUDA).bfloat16()
-        yield f"experts {'gated' if gated else ''}", partial(grouped_rows, x, matrices, ends, gated=gated)
+        name = f"experts {'gated' if gated else ''} {rows}"
+        yield name, partial(grouped_rows, x, matrices, ends, gated=gated)
+        dense, dense_x = (torch.randn(each, 1536, device=CUDA).bfloat16() * 0.03 for each in (2112, 120))
+        yield f"{name}, dense beside", partial(_both, x, matrices, ends, dense_x, dense, gated=gated)
+
+
+def _both(*given: Tensor, gated: bool) -> Tensor:
+    return torch.cat([each.flatten() for each in grouped_rows_beside(*given, gated=gated)])
 
 
 def attention() -> Iterator[tuple[str, Run]]:

@@ -20,6 +20,7 @@ from modelserve.sizing.backends.attention import (
     sliding_chunk_bytes,
     sliding_decode_bytes,
 )
+from modelserve.sizing.backends.products import GROUPED_STAGES
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import (
     chosen_rows_sm90,
@@ -56,7 +57,11 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
             for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
         ),
         *((kernel.source, kernel.threads, True) for kernel in (STREAM, STREAM_GLOBAL)),
-        *((grouped_rows_sm90.source(gated=gated), grouped_rows_sm90.THREADS, True) for gated in (False, True)),
+        *(
+            (grouped_rows_sm90.source(gated=gated, together=together), grouped_rows_sm90.THREADS, True)
+            for gated in (False, True)
+            for together in GROUPED_STAGES
+        ),
         *(
             (kernel.source, linear_int4_sm90.THREADS, True)
             for kernel in (

@@ -61,13 +61,13 @@ def layer_launches(
 ) -> Counter[str]:
     """Kernels of one layer of a step of `rows` decodes. Raises KeyError for a table of another model."""
     found: Counter[str] = Counter()
-    fused, dealt = False, True
+    experts = table.choose(Operation.EXPERTS, rows=rows) if architecture.num_experts else None
+    fused, dealt = False, experts is not None and "deal_slots" in experts.kernels
+    beside = (TextLinear.GATE_UP, TextLinear.DOWN) if experts is not None and experts.takes_dense else ()
     for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
         choice = table.choose(operation, subject, shape, rows=rows)
-        if operation is Operation.EXPERTS:
-            dealt = "deal_slots" in choice.kernels
-        if operation is Operation.GROUPED and not dealt:
-            fused = True  # few rows have both products and the gate already
+        if subject in beside or (operation is Operation.GROUPED and not dealt):
+            fused = True  # experts' kernels have both products and the gate already
         elif not (operation is Operation.GATED_GELU and fused):
             fused = choice.fuses_gelu
             found.update(choice.kernels)

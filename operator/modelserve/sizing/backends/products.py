@@ -25,9 +25,12 @@ from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFo
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
 FP8_EXACT_ROWS = 16  # up to which FP8 multiplies inputs as they are, where more are rounded to e4m3
 BOX_INPUTS = 64  # of bfloat16, which Hopper's copy engine reads together
-GROUPED_TILE, GROUPED_SLICE, GROUPED_STAGES = 128, 256, 4  # of `grouped_rows`: rows of a matrix, of x, stages
+GROUPED_TILE = 128  # of `grouped_rows`: rows of a matrix
+GROUPED_STAGES = {128: 6, 256: 4}  # stages, by the rows of x that are multiplied together
 GROUPED_ROWS = 8  # rows of a matrix, or of each half of it, that it stores together
 GROUPED_EXPERTS = 256  # at most
+# At most, of a dense matrix beside them: each tile has a multiprocessor, of which there are 114 or more.
+GROUPED_DENSE_ROWS, GROUPED_DENSE_TILES = 256, 64
 CHOSEN_ROWS, CHOSEN_SLOTS = 8, 64  # rows, and choices of experts of theirs, that `chosen_rows` takes
 SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
 
@@ -120,11 +123,14 @@ def _fp8(
         yield choice(Backend.TRITON, ("round_inputs", LIBRARY))
 
 
-def grouped_rows_bytes() -> int:
-    """Shared memory of a thread block of `grouped_rows`: stages with two barriers each, results on their way, and where
-    each expert's rows end."""
-    stage, staged, slices = (GROUPED_TILE + GROUPED_SLICE) * 128, 2 * 64 * 128, (2 * GROUPED_EXPERTS + 2) * 4
-    return GROUPED_STAGES * (stage + 2 * 8) + staged + slices
+def grouped_rows_bytes(rows: int) -> int:
+    """Shared memory of a thread block of `grouped_rows` that multiplies so many rows of x together: stages with two
+    barriers each, results on their way, and where each expert's rows end."""
+    stage, staged, slices = (GROUPED_TILE + rows) * 128, 2 * 64 * 128, (2 * GROUPED_EXPERTS + 2) * 4
+    return GROUPED_STAGES[rows] * (stage + 2 * 8) + staged + slices
+
+
+MOST_GROUPED_BYTES = max(map(grouped_rows_bytes, GROUPED_STAGES))
 
 
 def grouped_choice(
@@ -154,7 +160,7 @@ def grouped_choice(
     gated = linear is TextLinear.EXPERT_GATE_UP
     whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and outputs % (GROUPED_ROWS * (1 + gated)) == 0
     if quantised is None and capability == HOPPER and whole and experts <= GROUPED_EXPERTS:
-        return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=grouped_rows_bytes(), fuses_gelu=gated)
+        return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=MOST_GROUPED_BYTES, fuses_gelu=gated)
     if capability is not None and (profile == "exact" or capability != HOPPER):
         return choice(Backend.TRITON, (*(LIBRARY,) * plain_kernels, "exact_expert_products"))
     return choice(Backend.PLAIN, (LIBRARY,) * (2 + plain_kernels))
