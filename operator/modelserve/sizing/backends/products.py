@@ -23,7 +23,7 @@ from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
-FP8_EXACT_ROWS = 16  # up to which FP8 multiplies inputs as they are, where more are rounded to e4m3
+FP8_UNPACKED_ROWS = 16  # up to which FP8 is unpacked, where more rows are multiplied in e4m3
 BOX_INPUTS = 64  # of bfloat16, which Hopper's copy engine reads together
 GROUPED_TILE, GROUPED_SLICE, GROUPED_STAGES = 128, 256, 4  # of `grouped_rows`: rows of a matrix, of x, stages
 GROUPED_ROWS = 8  # rows of a matrix, or of each half of it, that it stores together
@@ -114,7 +114,7 @@ def _fp8(
     rounds = weight_format.fp8_activations and by_row and outputs % SCALED_MULTIPLE == 0
     rounds = rounds and capability >= FP8_CAPABILITY
     if not (few and rounds):
-        most = FP8_EXACT_ROWS if rounds else None
+        most = FP8_UNPACKED_ROWS if rounds else None
         yield choice(Backend.TRITON, ("fp8_product",), most_rows=most, workspace_bytes=SPLIT_SUM_BYTES)
     if rounds:
         yield choice(Backend.TRITON, ("round_inputs", LIBRARY))
