@@ -23,6 +23,7 @@ from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs, fp8_s
 SCALE_BLOCK = 128  # rows and inputs that share a scale of a blockwise matrix
 REPACKED_ELEMENTS = 1 << 25  # at a time: what bounds the extra memory of a repack, at two bytes an element
 _PLANE = FP8_PAIR_INPUTS // 2
+_HALF_A_STEP = 1 << 19  # of float32's 23 bits behind the point, of which three are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ def paired(elements: Tensor) -> Tensor:
 
 
 def e4m3_precision(x: Tensor) -> Tensor:
-    """x, a float tensor, rounded to the four significant bits of e4m3, ties to even, with the exponents of its dtype."""
-    mantissa, exponent = torch.frexp(x if x.dtype == torch.float64 else x.float())
-    return torch.ldexp((mantissa * 16).round() / 16, exponent).to(x.dtype)
+    """bfloat16 or float32, from 2^-126 on, rounded to e4m3's four significant bits, ties to even; exponents stay."""
+    wide = x.float()
+    bits = wide.view(torch.int32)
+    rounded = (bits + _HALF_A_STEP - 1 + (bits >> 20 & 1)) & -2 * _HALF_A_STEP
+    return torch.where(wide.isnan(), wide, rounded.view(torch.float32)).to(x.dtype)

@@ -30,6 +30,7 @@ from modelserve_worker.kernels.split_inputs import expert_rows, split_range, sto
 TILE_INPUTS = tl.constexpr(SCALE_BLOCK)
 PAIR_INPUTS = tl.constexpr(FP8_PAIR_INPUTS)
 LEAST_EXPONENT = tl.constexpr(9)  # of a row's largest element, 127 added: smaller ones would have a scale below 2^-126
+ROUNDED_TOGETHER = 1024  # inputs of a row, by a program that rounds them ahead
 SPLITTER = tl.constexpr(2.0**20 + 1)  # leaves four of float32's 24 significant bits
 PACKED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no assembly
 UNIT = tl.constexpr(2.0**120)  # bfloat16's exponent begins 120 below e4m3's
@@ -238,6 +239,17 @@ def round_inputs(x, x_stride, rounded, scales, K: tl.constexpr, stored: tl.const
 
 
 @triton.jit
+def round_precision(x, x_stride, rounded, K, BLOCK: tl.constexpr):
+    """A part of a row, x [rows, K] bfloat16, to e4m3's precision."""
+    launch_dependents()
+    wait_for_prerequisites()
+    row, k = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + row * x_stride + k, mask=k < K, other=0.0)
+    values = values if PACKED else values.to(tl.float32)
+    tl.store(rounded + row * K + k, e4m3_precision(values), mask=k < K)
+
+
+@triton.jit
 def rounded_pair(low, high):
     """Both as e4m3, their bits in int16."""
     if PACKED:
@@ -308,6 +320,15 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
         num_warps=min(16, max(1, block // 256)),
     )  # fmt: skip
     return rounded, scales
+
+
+def rounded_precision(x: Tensor) -> Tensor:
+    """x [T, K] bfloat16 rounded to e4m3's precision, in bfloat16. From capability 8.0 on."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rounded = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grid = x.shape[0], triton.cdiv(x.shape[1], ROUNDED_TOGETHER)
+    launch(round_precision, grid, x, x.stride(0), rounded, x.shape[1], BLOCK=ROUNDED_TOGETHER, num_warps=4)
+    return rounded
 
 
 def fp8_unpacked_product(x: Tensor, matrix: Fp8Pairs, *, capability: int, shared: SharedBuffers) -> Tensor:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.generations import HOPPER, generation_of
-from modelserve.sizing.backends.products import CHOSEN_SLOTS, FEW_ROWS
+from modelserve.sizing.backends.products import CHOSEN_SLOTS, FEW_ROWS, ROUNDED_AS_READ
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.fp8_linear_triton import rounded_precision
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_tiles import PARTS, busy, empty_product
 
@@ -180,9 +181,12 @@ def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool 
 
 def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
     """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128; x rounded to the
-    precision of e4m3 where the matrix has it so."""
+    precision of e4m3 where the matrix has it so: ahead, where the kernel is short of time to do it."""
     rows, stored = matrix.elements.shape
-    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True, split=split, rounds=matrix.rounds_inputs)
+    as_read = matrix.rounds_inputs and x.shape[0] <= ROUNDED_AS_READ
+    if matrix.rounds_inputs and not as_read:
+        x = rounded_precision(x)
+    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True, split=split, rounds=as_read)
     sizes = (INPUTS, rows, stored // 128)  # 128 bytes look like 64 elements of bfloat16
     box = (INPUTS, kernel.tile // 2, kernel.blocks)
     weights = tensor_map(matrix.elements.data_ptr(), sizes, (stored, 128), box, promoted=False)
