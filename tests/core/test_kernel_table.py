@@ -92,7 +92,7 @@ def test_31b_on_hopper_by_hand() -> None:
     (90, int4(32, symmetric=False), [(128, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (80, int4(32), [(1024, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (90, int4(16), [(None, "library " * 7)]),
-    (90, FP8, [(32, "linear_rows"), (None, "round_inputs library")]),
+    (90, FP8, [(16, "linear_rows"), (32, "round_precision linear_rows"), (None, "round_inputs library")]),
     (89, FP8, [(16, "fp8_product"), (None, "round_inputs library")]),
     (80, FP8, [(None, "fp8_product")]),
     (90, WeightFormat(stored="fp8", scales="block"), [(None, "fp8_product")]),

@@ -245,7 +245,7 @@ def test_what_is_compiled_ahead_has_the_constants_of_its_launch(tmp_path: Path) 
 @pytest.mark.parametrize(("name", "capability", "kernels"), [
     ("int4", 89, ["int4_dequantise", "int4_expert_products", "int4_product"]),
     ("int4", 90, ["int4_expert_products", "linear_int4_sm90.cu", "linear_rows_sm90.cu"]),
-    ("fp8", 90, ["fp8_expert_products", "fp8_product", "linear_rows_sm90.cu", "round_inputs"]),
+    ("fp8", 90, ["fp8_expert_products", "fp8_product", "linear_rows_sm90.cu", "round_inputs", "round_precision"]),
 ])  # fmt: skip
 def test_kernels_of_quantised_models_are_found(tmp_path: Path, name: str, capability: int, kernels: list[str]) -> None:
     """INT4 with more rows than the fused kernel takes, and FP8 whose inputs are rounded, in a model with experts."""

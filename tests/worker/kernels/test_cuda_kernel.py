@@ -95,7 +95,7 @@ def check_releases(cubin: bytes, folder: Path, *, any_release: bool) -> None:
 
 
 @pytest.mark.parametrize(("rows", "matrix_rows", "settings", "spilled"), [
-    (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True}, 0),
+    (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True, "rounds": True}, 0),
     (16, 5376, {}, 0), (32, 43008, {"gated": True, "fp8": True}, 0),
     (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 0),
     (16, 16384, {"int4_scales": 1}, 0),

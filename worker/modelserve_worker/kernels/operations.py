@@ -223,7 +223,7 @@ class Operations:
             return partial(fp8.fp8_product_with, tile=tile, shared=self.shared)
         if kernel == "round_inputs":
             return fp8.fp8_rounded_product
-        return partial(fp8.fp8_exact_product, **shared)
+        return partial(fp8.fp8_unpacked_product, **shared)
 
 
 PLAIN = Operations(NO_KERNELS, torch.device("cpu"))

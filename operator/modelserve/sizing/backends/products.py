@@ -8,6 +8,7 @@ of Triton's takes any number of rows, so that a row is added up in one order (de
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
@@ -23,7 +24,8 @@ from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
-FP8_EXACT_ROWS = 16  # up to which FP8 multiplies inputs as they are, where more are rounded to e4m3
+ROUNDED_AS_READ = 16  # rows up to which Hopper's kernel of few rows rounds FP8's inputs itself; more are rounded ahead
+FP8_UNPACKED_ROWS = 16  # up to which FP8 is unpacked, where more rows are multiplied in e4m3
 BOX_INPUTS = 64  # of bfloat16, which Hopper's copy engine reads together
 GROUPED_TILE = 128  # of `grouped_rows`: rows of a matrix
 GROUPED_STAGES = {128: 6, 256: 4}  # stages, by the rows of x that are multiplied together
@@ -112,14 +114,17 @@ def _fp8(
     outputs, inputs = shape
     by_row = weight_format.scales != "block"
     few = capability == HOPPER and by_row and inputs % FP8_BLOCK == 0
-    if few:
+    rounds = weight_format.fp8_activations and by_row  # at every number of rows, to the same numbers (decision 0036)
+    if few and rounds:
+        yield replace(_few_rows(choice), most_rows=ROUNDED_AS_READ)
+        yield _few_rows(choice, ("round_precision",))
+    elif few:
         yield _few_rows(choice)
-    rounds = weight_format.fp8_activations and by_row and outputs % SCALED_MULTIPLE == 0
-    rounds = rounds and capability >= FP8_CAPABILITY
-    if not (few and rounds):
-        most = FP8_EXACT_ROWS if rounds else None
+    scaled = rounds and outputs % SCALED_MULTIPLE == 0 and capability >= FP8_CAPABILITY
+    if not (few and scaled):
+        most = FP8_UNPACKED_ROWS if scaled else None
         yield choice(Backend.TRITON, ("fp8_product",), most_rows=most, workspace_bytes=SPLIT_SUM_BYTES)
-    if rounds:
+    if scaled:
         yield choice(Backend.TRITON, ("round_inputs", LIBRARY))
 
 
