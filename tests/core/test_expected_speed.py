@@ -17,6 +17,7 @@ from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, plan
 from modelserve.planning.engine_rates import GENERATIONS, HOPPER, engine_rates
 from modelserve.planning.expected_speed import Load, load_speed
+from modelserve.planning.mixed_steps import crowd_tokens, min_mixed_tokens
 from modelserve.planning.step_time import PromptRows, RankSpeed
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.weights import weight_terms
@@ -226,3 +227,14 @@ def test_any_load_has_a_speed(
     assert found.output_token.seconds >= 0.98 * one.output_token.weights, "every token reads the weights"
     busy = (output_tokens - 1) * found.output_token.seconds * found.requests_per_s
     assert 0 < busy <= requests * 1.05 or output_tokens == 1, "no more decode at a time than are open"
+
+
+def test_few_rows_beside_decodes_are_cheap_for_a_dense_model_and_short_steps_are_patient() -> None:
+    ranks = {variant: _rank(variant) for variant in ("31B", "E4B", "26B-A4B")}
+    assert [min_mixed_tokens(ranks["31B"], rows) for rows in (128, 256, 512, 1024)] == [128, 128, 256, 1024]
+    assert [min_mixed_tokens(ranks[variant], 2048) for variant in ("E4B", "26B-A4B")] == [2048, 2048]
+    long, short = (crowd_tokens(ranks["31B"], rows) for rows in (512, 256))
+    assert long == pytest.approx(19_500, rel=0.02), "two seconds of steps of 52.5 ms"
+    assert short == pytest.approx(28_600, rel=0.02), "3.3 seconds of steps of 30 ms"
+    cpu = _rank(product="CPU")
+    assert (min_mixed_tokens(cpu, 512), crowd_tokens(cpu, 512)) == (512, math.inf)

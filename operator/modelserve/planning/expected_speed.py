@@ -26,7 +26,7 @@ from modelserve.planning.drafted_steps import DraftedStep, DraftedSteps, Verifyi
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.planning.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
+from modelserve.planning.prompt_rows import PromptCost, rows_alone
 from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
 from modelserve.planning.wishes import Wishes
 
@@ -167,17 +167,12 @@ def load_speed(
         token = step.time.times(1 / step.tokens)
         return LoadSpeed(alone, token, 1 / (alone.seconds + (load.output_tokens - 1) * token.seconds))
 
+    most = min(max_num_mixed_tokens, max_num_batched_tokens)  # an even load has no crowd and no lull (mixed_steps.py)
     decodes = float(load.requests - 1)
     for _ in range(_ROUNDS):
         decode = decode_step(decodes)
         following = max(1.0, answer / decode.tokens)  # steps of an answer
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
-        most = rows_beside_decodes(
-            min(PREFILLS_AHEAD - 1, max(0.0, load.requests - decodes - 1)) * min(tokens, max_num_batched_tokens),
-            doubling_context=rank.doubling_context,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_mixed_tokens=max_num_mixed_tokens,
-        )
         rows = max(most - decodes, most / 2)
         rows = min(tokens / prices.steps(tokens, rows), arriving * tokens)
         mixed = mixed_seconds(decodes, rows, decode)
