@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from architecture_of import architecture_of
@@ -125,5 +125,5 @@ class Replay:
 
 def added(left: PromptRows, right: PromptRows) -> PromptRows:
     """The rows of both, in one step."""
-    pairs = zip(astuple(left), astuple(right), strict=True)
+    pairs = zip(left, right, strict=True)
     return PromptRows(*(one + other for one, other in pairs))
