@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> BuiltEngine:
     """Load the model on all ranks and put an engine over it. Raises TerminalError where no restart can help."""
+    from modelserve_worker.execution.kernels_ahead import start_kernels_ahead
+
+    compilers = start_kernels_ahead(args)  # before torch is imported here, which takes as long as there
     from modelserve_worker.engine.deadline import step_deadline_s
     from modelserve_worker.engine.engine import Engine
     from modelserve_worker.engine.event_publisher import event_publisher
@@ -51,7 +54,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     grammars = beside_loading.submit(_grammars, Path(args.model), args)
     beside_loading.shutdown(wait=False)
     try:
-        replica = launch(args, progress=progress)
+        replica = launch(args, progress=progress, compilers=compilers)
     except AcceleratorMismatch as error:
         raise TerminalError(TerminationReason.AcceleratorMismatch, str(error)) from error
     except InvalidInput as error:
