@@ -84,6 +84,10 @@ class ModelArchitecture(BaseModel):
                 raise ValueError(f"KV-shared layer {index} has no producer of kind {self.kind(index)} below it")
         return self
 
+    def __hash__(self) -> int:
+        """Of what tells models apart: plans look up what depends on one thousands of times."""
+        return hash((self.num_hidden_layers, self.hidden_size, self.intermediate_size, self.dtype))
+
     @property
     def first_shared_layer(self) -> int:
         """Index of the first layer without a cache of its own (= num_hidden_layers when none shares)."""

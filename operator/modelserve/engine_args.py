@@ -60,7 +60,7 @@ class EngineArgs(BaseModel):
         ge=2,
         le=1 << 20,
         description="Most tokens of a step in which requests decode, which bounds the time between their tokens. "
-        "On GPUs up to four times as many, 2,048 at most, while prompts wait for 48 such steps.",
+        "On GPUs half as many while few prompts wait, and up to three times, 1,536 at most, while a crowd does.",
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
     profile: Profile = Field(

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -51,7 +51,7 @@ class PredecessorError(Exception):
 
 
 WriteError = PredecessorError | NameTakenError | DriftContestedError | UnfitError | KubeError  # of children
-WRITE_ERRORS = (PredecessorError, NameTakenError, DriftContestedError, UnfitError, KubeError)
+WRITE_ERRORS: tuple[type[WriteError], ...] = get_args(WriteError)
 
 
 class StatusOvertakenError(Exception):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from modelserve.api import ModelServeSpec, PlanStatus
+from modelserve.api.drafter import DrafterPlan
 from modelserve.planning.learned import pair_of
 from modelserve.published import published_assistant
 from modelserve_operator.decision import Warn
@@ -42,11 +43,16 @@ def waits_for_commits(revision: Revision, observed: Observed) -> bool:
 
 
 def acceptance_of(report: WorkerReport | None, plan: PlanStatus, model_uri: str) -> dict[str, float]:
-    """What a worker measured of an assistant's drafts, by `pair_of`; what is looked up as well is of the text."""
-    drafts, by = report.drafts if report is not None else None, plan.drafter
-    if drafts is None or drafts.acceptance is None or by is None or by.uri is None or by.prompt_lookup:
+    """What a worker measured of an assistant's drafts, by `pair_of`."""
+    drafts, assistant = report.drafts if report is not None else None, _alone(plan.drafter)
+    if drafts is None or drafts.acceptance is None or assistant is None:
         return {}
-    return {pair_of(model_uri, by.uri): drafts.acceptance}
+    return {pair_of(model_uri, assistant): drafts.acceptance}
+
+
+def _alone(drafter: DrafterPlan | None) -> str | None:
+    """URI of an assistant that drafts alone: where text is looked up as well, acceptance is also the text's."""
+    return None if drafter is None or drafter.prompt_lookup else drafter.uri
 
 
 def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:
@@ -74,7 +80,7 @@ def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:
             "drafter of this model, or the text does not repeat itself. Answers are right all the same; without "
             "spec.drafter they cost less.",
         )
-    elif counted_on is not None and not drafter.prompt_lookup and min(measured, default=1.0) < _FAR_BELOW * counted_on:
+    elif counted_on is not None and _alone(drafter) and min(measured, default=1.0) < _FAR_BELOW * counted_on:
         yield Warn(
             Reason.LOW_DRAFT_ACCEPTANCE,
             f"What {drafter.uri} proposes is right less than half as often as the {counted_on:.2f} that the plan "

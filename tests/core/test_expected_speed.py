@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
-from modelserve.planning import AcceleratorOffer, plan
+from modelserve.planning import AcceleratorOffer, evaluation, expected_speed, plan
 from modelserve.planning.engine_rates import GENERATIONS, HOPPER, engine_rates
 from modelserve.planning.expected_speed import Load, load_speed
+from modelserve.planning.mixed_steps import crowd_tokens, min_mixed_tokens
 from modelserve.planning.step_time import PromptRows, RankSpeed
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.weights import weight_terms
@@ -32,6 +33,7 @@ def _rank(
     product: str = "NVIDIA-H200",
     dtype: str = "bfloat16",
     weight_format: WeightFormat | None = None,
+    exact: bool = False,
 ) -> RankSpeed:
     architecture = architecture_of(variant)
     layout = KVCacheLayout.least(architecture)
@@ -39,7 +41,9 @@ def _rank(
         architecture, dtype=KVCacheDtype(dtype), layout=layout, tensor_parallel_size=tensor_parallel
     )
     device = CATALOGUE[product]
-    return RankSpeed(architecture, device, geometry, tensor_parallel=tensor_parallel, weight_format=weight_format)
+    return RankSpeed(
+        architecture, device, geometry, tensor_parallel=tensor_parallel, weight_format=weight_format, exact=exact
+    )
 
 
 def _plan(*products: str, gpus: int = 1, **spec: Any) -> Any:
@@ -73,16 +77,38 @@ def test_prompts_that_fit_a_step_are_expected_as_before_and_long_ones_to_take_mo
 def test_a_decode_step_of_31b_by_hand() -> None:
     """docs/sizing.md has the same arithmetic: 60 layers, 50 sliding with 16 KV heads, 10 global with 4 that store V."""
     time, rates = _rank().step(decodes=8, context=8192), engine_rates(HOPPER)
-    read = sum(weight_terms(architecture_of("31B"), tensor_parallel_size=1).values())
-    assert time.weights == pytest.approx(read / (4.8e12 * rates.weight_read))
-    held = 8 * (8192 * 10 * 4 * 512 * 2 + 1024 * 50 * 16 * 256 * 2 * 2)
-    assert time.cache == pytest.approx(held / (4.8e12 * rates.cache_read))
+    weights = sum(weight_terms(architecture_of("31B"), tensor_parallel_size=1).values())
+    assert time.weights == pytest.approx(weights / (4.8e12 * rates.weight_read))
+    global_bytes, sliding_bytes = 8192 * 10 * 4 * 512 * 2, 1024 * 50 * 16 * 256 * 2 * 2
+    read = 8 * (global_bytes / rates.v_only_read + sliding_bytes / rates.streamed_read)
+    assert time.cache == pytest.approx(read / 4.8e12)
     a_kernel = rates.launch_seconds + rates.filled_launch_seconds * 8 / 32
     assert time.launches == pytest.approx((60 * 12 + 30) * a_kernel)
-    products = 8 * read  # two operations for each of two bytes, eight times; the norms are too small to see
+    products = 8 * weights  # two operations for each of two bytes, eight times; the norms are too small to see
     assert time.linears == pytest.approx(rates.exposed * products / (989e12 * rates.linear), rel=0.01)
     assert (time.attention, time.all_reduces, time.prompts) == (0, 0, 0)
     assert time.seconds == pytest.approx(sum(time))
+
+
+def test_a_cache_is_read_at_the_rate_of_the_kernel_that_reads_it() -> None:
+    rates = engine_rates(HOPPER)
+
+    def share(rank: RankSpeed, context: int, held: int, *, drafted: bool = False) -> float:
+        return held / (4.8e12 * rank.cache_seconds(1, context=context, drafted=drafted))
+
+    sliding, token = 512 * 35 * 2 * 256 * 2 * 2, 7 * 2 * 512 * 2 * 2  # of E4B, which stores K and V
+    rank = _rank("E4B")
+    assert share(rank, 512, sliding + 512 * token) == pytest.approx(rates.streamed_read)
+    assert share(rank, 512, sliding + 512 * token, drafted=True) == pytest.approx(rates.cache_read), "of several rows"
+    exact = _rank("E4B", exact=True)
+    assert share(exact, 512, sliding + 512 * token) == pytest.approx(rates.cache_read)
+    growth = _rank().cache_seconds(1, context=9000) - _rank().cache_seconds(1, context=8000)
+    assert growth == pytest.approx(1000 * 10 * 4 * 512 * 2 / (4.8e12 * rates.v_only_read)), "of 31B's global layers"
+    eight = _rank(dtype="fp8_e4m3")
+    growth = eight.cache_seconds(1, context=9000) - eight.cache_seconds(1, context=8000)
+    assert growth == pytest.approx(1000 * 10 * 4 * 512 / (4.8e12 * rates.turned_8_bit_read))
+    elsewhere = _rank("E4B", product="NVIDIA-L4").cache_seconds(1, context=512)
+    assert elsewhere == pytest.approx((sliding + 512 * token) / (300e9 * engine_rates((8, 9)).cache_read))
 
 
 def test_rows_of_a_prompt_by_hand() -> None:
@@ -113,6 +139,10 @@ def test_several_gpus_share_the_work_and_pay_for_their_sums_and_launches() -> No
     assert two.cache == pytest.approx(one.cache / 2)
     assert (one.all_reduces, 120 * 2e-6 < two.all_reduces < 120 * 17e-6) == (0, True)
     assert one.launches == two.launches, "both replay captured steps"
+    one, two = (_rank("26B-A4B", tensor_parallel=tp).step(decodes=1).launches for tp in (1, 2))
+    rates = engine_rates(HOPPER)
+    kernels = (two - one) / (rates.launch_seconds + rates.filled_launch_seconds / 32)
+    assert kernels == pytest.approx(2 * 30), "of several ranks the router's norm and the sum of experts are launches"
     slow = _rank(tensor_parallel=2, product="NVIDIA-A100-80GB-PCIe").step(decodes=64, context=100)
     assert (
         slow.all_reduces
@@ -173,6 +203,26 @@ def test_eight_bit_rows_of_v_only_layers_cost_their_decoding() -> None:
     assert small < kv
 
 
+def test_what_other_plans_left_behind_changes_no_plan() -> None:
+    """What is kept of sizes and speeds is found by all that they depend on."""
+    asked: list[dict[str, Any]] = [
+        {}, {"objective": "Latency"}, {"engine": {"profile": "exact"}}, {"workload": {"concurrency": 3}},
+        {"drafter": {"published": True}}, {"drafter": {"published": True, "numSpeculativeTokens": 2}},
+        {"kvCache": {"dtype": "int8"}}, {"kvCache": {"gpuMemoryUtilization": "0.8"}},
+    ]  # fmt: skip
+    products = ("NVIDIA-H200", "NVIDIA-A100-80GB-PCIe", "NVIDIA-L40S")
+    kept = [getattr(module, name) for module in (evaluation, expected_speed) for name in vars(module)]
+    kept = [each for each in kept if hasattr(each, "cache_clear")]
+    assert load_speed in kept
+    alone = []
+    for spec in asked:
+        for each in kept:
+            each.cache_clear()
+        alone.append(_plan(*products, gpus=4, **spec))
+    assert [_plan(*products, gpus=4, **spec) for spec in reversed(asked)] == alone[::-1]
+    assert len({found.model_dump_json() for found in alone}) == len(asked)
+
+
 def test_every_product_has_constants_and_only_hopper_has_measured_ones() -> None:
     for record in CATALOGUE.values():
         assert record.compute_capability in GENERATIONS, record.product
@@ -226,3 +276,14 @@ def test_any_load_has_a_speed(
     assert found.output_token.seconds >= 0.98 * one.output_token.weights, "every token reads the weights"
     busy = (output_tokens - 1) * found.output_token.seconds * found.requests_per_s
     assert 0 < busy <= requests * 1.05 or output_tokens == 1, "no more decode at a time than are open"
+
+
+def test_few_rows_beside_decodes_are_cheap_for_a_dense_model_and_short_steps_are_patient() -> None:
+    ranks = {variant: _rank(variant) for variant in ("31B", "E4B", "26B-A4B")}
+    assert [min_mixed_tokens(ranks["31B"], rows) for rows in (128, 256, 512, 1024)] == [128, 128, 256, 1024]
+    assert [min_mixed_tokens(ranks[variant], 2048) for variant in ("E4B", "26B-A4B")] == [2048, 2048]
+    long, short = (crowd_tokens(ranks["31B"], rows) for rows in (512, 256))
+    assert long == pytest.approx(19_500, rel=0.02), "two seconds of steps of 52.5 ms"
+    assert short == pytest.approx(28_600, rel=0.02), "3.3 seconds of steps of 30 ms"
+    cpu = _rank(product="CPU")
+    assert (min_mixed_tokens(cpu, 512), crowd_tokens(cpu, 512)) == (512, math.inf)

@@ -66,7 +66,9 @@ def test_one_answer_for_models_that_kernels_do_not_take() -> None:
 def test_31b_on_hopper_by_hand() -> None:
     found = table("31B", 90)
     linear = found.of(Operation.LINEAR, TextLinear.GATE_UP, (43_008, 5376))
-    assert ranges(linear) == [(32, "linear_rows"), (None, LIBRARY)]
+    assert ranges(linear) == [(32, "linear_rows"), (128, "cluster_rows"), (None, LIBRARY)]
+    attended = found.of(Operation.LINEAR, TextLinear.OUTPUT, (5376, 8192))
+    assert ranges(attended) == [(32, "linear_rows"), (96, "cluster_rows"), (None, LIBRARY)]
     decode = {kind: ranges(found.of(Operation.DECODE_ATTENTION, kind)) for kind in LayerKind}
     # 256 blocks in the one place of a multiprocessor: rows x 16 heads x 8 parts. Splits of a row go through memory.
     assert decode[LayerKind.SLIDING] == [(2, "sliding_decode"), (None, "decode_stream")]
@@ -76,9 +78,13 @@ def test_31b_on_hopper_by_hand() -> None:
         LayerKind.SLIDING: [(None, "sliding_chunk")],
         LayerKind.GLOBAL: [(None, "expand_keys global_chunk")],
     }
-    few, many = (decode_launches(found, architecture_of("31B"), rows=rows, ranks=1) for rows in (1, 64))
+    few, tens, many = (decode_launches(found, architecture_of("31B"), rows=rows, ranks=1) for rows in (1, 64, 256))
     assert few == {
         "linear_rows": 60 * 4, "prepare": 60, "sliding_decode": 50, "global_decode": 10, "combine": 10,
+        "residual_norm": 120,
+    }  # fmt: skip
+    assert tens == {
+        "cluster_rows": 60 * 4, "prepare": 60, "decode_stream": 50, "global_decode": 10, "combine": 10,
         "residual_norm": 120,
     }  # fmt: skip
     assert many == {
@@ -92,7 +98,7 @@ def test_31b_on_hopper_by_hand() -> None:
     (90, int4(32, symmetric=False), [(128, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (80, int4(32), [(1024, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (90, int4(16), [(None, "library " * 7)]),
-    (90, FP8, [(32, "linear_rows"), (None, "round_inputs library")]),
+    (90, FP8, [(16, "linear_rows"), (32, "round_precision linear_rows"), (None, "round_inputs library")]),
     (89, FP8, [(16, "fp8_product"), (None, "round_inputs library")]),
     (80, FP8, [(None, "fp8_product")]),
     (90, WeightFormat(stored="fp8", scales="block"), [(None, "fp8_product")]),
@@ -126,11 +132,14 @@ def test_experts_of_few_rows_find_their_matrices_themselves() -> None:
     for gpu, ranks, weights in ((90, 2, None), (80, 1, None), (90, 1, FP8)):  # 352 inputs of a rank: no whole blocks
         kernels = table("26B-A4B", gpu, weights, ranks=ranks).kernels()
         assert "chosen_rows" not in kernels
-    many = {
-        LIBRARY: 4, "gated_gelu": 1, "residual_norm": 1, "route_many": 1, "rms_norm": 1, "deal_slots": 1,
-        "copy_rows": 1, "grouped_rows": 2, "decode_stream": 1,
-    }  # fmt: skip
-    assert layer_launches(found, architecture, 0, rows=65, ranks=1) == always | many
+    always |= {"residual_norm": 1, "route_many": 1, "grouped_rows": 2, "decode_stream": 1}
+    beside = always | {"deal_rows": 1}
+    assert layer_launches(found, architecture, 0, rows=65, ranks=1) == beside | {"cluster_rows": 2}, (
+        "the dense MLP has none of its own"
+    )
+    assert layer_launches(found, architecture, 0, rows=256, ranks=1) == beside | {LIBRARY: 2}
+    many = always | {LIBRARY: 4, "gated_gelu": 1, "deal_slots": 1, "copy_rows": 1}
+    assert layer_launches(found, architecture, 0, rows=257, ranks=1) == many
 
 
 def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> None:

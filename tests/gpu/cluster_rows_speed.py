@@ -5,8 +5,8 @@
 
 First every division that is timed is compared with float64. Then, for each matrix and number of rows, the fastest are
 printed in us with the norm before the product, in captured graphs over weights that come from memory, between two times
-of cuBLAS, with GELU where the matrix has it. A division is tile x parts; s: two tiles share loads of x, h: blocks have
-half of the shared memory. Last, layers' products and norms by cuBLAS and by the fastest divisions, in turns.
+of cuBLAS, with GELU where the matrix has it. A division is tile x parts. Last, layers' products and norms by cuBLAS and
+by the fastest divisions, in turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from unittest import mock
 
@@ -27,12 +26,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve_worker.kernels import cluster_rows_sm90
-from modelserve_worker.kernels.cluster_rows_sm90 import ROWS, SHARED_BYTES, ClusterKernel, cluster_rows
+from modelserve_worker.kernels.cluster_rows_sm90 import AT_ONCE, ROWS, ClusterKernel, cluster_rows
 from modelserve_worker.kernels.cuda_kernel import kept
 from modelserve_worker.kernels.linear_tiles import busy
 
 CUDA = torch.device("cuda")
-HALF_BYTES = SHARED_BYTES // 2 - 1024
 SHAPES = {  # outputs x inputs, of layers' matrices in their order and of others
     "E4B": {
         "qkv": (3072, 2560), "o": (2560, 2048), "gate_up": (20480, 2560), "down": (2560, 10240),
@@ -41,10 +39,8 @@ SHAPES = {  # outputs x inputs, of layers' matrices in their order and of others
     "26B": {"qkv": (8192, 2816), "o": (2816, 4096), "gate_up": (4224, 2816), "down": (2816, 2112), "o_g": (2816, 8192)},
     "31B": {"qkv": (16384, 5376), "o": (5376, 8192), "gate_up": (43008, 5376), "down": (5376, 21504)},
 }  # fmt: skip
-AT_ONCE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}  # blocks in clusters of so many
 PASS_BYTES, MOST_CALLS, REPLAYS = 350_000_000, 48, 7
 POOL = 520_000_000  # elements that matrices are taken from
-MEASURED: dict[tuple[str, str, int], list[float]] = {}
 NORMED = 256  # numbers that are normed before a product, whatever its inputs: one kernel is ahead of all
 LEAST_BUSY, LEAST_BLOCKS, MOST_X, MOST_TRIED = 0.55, 60, 4.5, 14
 
@@ -59,26 +55,21 @@ def divisions(shape: tuple[int, int], rows: int, *, gated: bool) -> list[Cluster
             tiles = -(-matrix_rows // tile)
             if tiles * rows > MOST_X * matrix_rows or inputs // 64 < parts:
                 continue
-            for most in (SHARED_BYTES, HALF_BYTES):
-                kernel = ClusterKernel(tile, parts, bucket, gated, most_bytes=most)
-                blocks, at_once = tiles * parts, AT_ONCE[parts] * (1 if most == SHARED_BYTES else 2)
-                used = busy(blocks, at_once) if blocks > at_once else min(1.0, blocks / AT_ONCE[parts])
-                if (blocks > at_once and parts > 1) or (used < LEAST_BUSY and blocks < LEAST_BLOCKS and parts < 8):
-                    continue
-                if kernel.stages < 3 or kernel.shared_bytes > most or (most == HALF_BYTES and blocks < 66):
-                    continue
-                moved, x = matrix_rows * inputs, tiles * rows * inputs
-                # By bytes, and as if parts cost more and x less.
-                costs = ((0.7 * x + moved) / used + 8e5 * (parts - 1), (0.3 * x + moved) / used + 3e6 * (parts - 1))
-                found.append((costs, kernel))
-                if parts == 1:
-                    found.append((tuple(0.9 * cost for cost in costs), replace(kernel, shared=True)))
+            kernel = ClusterKernel(tile, parts, bucket, gated)
+            blocks, at_once = tiles * parts, AT_ONCE[parts]
+            used = busy(blocks, at_once)
+            if (blocks > at_once and parts > 1) or (used < LEAST_BUSY and blocks < LEAST_BLOCKS and parts < 8):
+                continue
+            moved, x = matrix_rows * inputs, tiles * rows * inputs
+            # By bytes, and as if parts cost more and x less.
+            costs = ((0.7 * x + moved) / used + 8e5 * (parts - 1), (0.3 * x + moved) / used + 3e6 * (parts - 1))
+            found.append((costs, kernel))
     tried = [sorted(found, key=lambda each: each[0][way])[:MOST_TRIED] for way in (0, 1)]
     return list(dict.fromkeys(kernel for each in tried for _, kernel in each))
 
 
 def named(kernel: ClusterKernel) -> str:
-    return f"{kernel.tile}x{kernel.parts}{'s' * kernel.shared}{'h' * (kernel.most_bytes < SHARED_BYTES)}"
+    return f"{kernel.tile}x{kernel.parts}"
 
 
 def with_kernel(kernel: ClusterKernel, x: Tensor, weight: Tensor) -> Tensor:
@@ -209,7 +200,6 @@ def main() -> None:
         before = case.time(None)
         times = {kernel: case.time(kernel) for kernel in tried}
         after = case.time(None)
-        MEASURED[model, name, rows] = [before, after, *times.values()]
         fastest = sorted(times, key=times.__getitem__)
         wins = bool(fastest) and times[fastest[0]] < min(before, after)
         best.setdefault((model, rows), {})[name] = fastest[0] if wins else None

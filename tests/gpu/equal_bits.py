@@ -14,6 +14,7 @@ that. Exits 1 where any launch differs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import sys
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
 from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
-from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
+from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows, grouped_rows_beside
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
 
@@ -61,7 +62,7 @@ def products() -> Iterator[tuple[str, Run]]:
 
 
 def clusters() -> Iterator[tuple[str, Run]]:
-    """Tens of rows: tiles whole, in parts, and two that share loads; more inputs than stages."""
+    """Tens of rows: tiles whole and in parts, more inputs than stages."""
     for gated, outputs, inputs in ((True, 20480, 512), (False, 2560, 2048), (False, 3072, 2560), (False, 256, 2560)):
         weight = (torch.randn(outputs, inputs, device=CUDA) * inputs**-0.5).bfloat16()
         for rows in (33, 64, 83, 128):
@@ -69,14 +70,26 @@ def clusters() -> Iterator[tuple[str, Run]]:
             yield f"tens of rows {outputs}x{inputs} {rows}", partial(cluster_rows, x, weight, gated=gated)
 
 
+SLICED = (  # rows of experts, which are cut into slices of at most 128, or 256
+    [0] * 14 + [1, 63], [1, 31, 0, 33, 65, 97, 129, 17], [1, 31, 0, 33, 65, 97, 129, 161, 193, 225, 257, 520],
+)  # fmt: skip
+
+
 def experts() -> Iterator[tuple[str, Run]]:
-    """Rows sorted by expert, in slices of every length."""
-    counts = torch.tensor([1, 31, 0, 33, 65, 97, 129, 161, 193, 225, 257, 520], device=CUDA)
-    ends, rows = counts.cumsum(0).to(torch.int32), int(counts.sum())
-    for gated in (False, True):
+    """Rows sorted by expert, in slices of every length, and a dense product beside them."""
+    for gated, listed in itertools.product((False, True), SLICED):
+        counts = torch.tensor(listed, device=CUDA)
+        ends, rows = counts.cumsum(0).to(torch.int32), int(counts.sum())
         matrices = (torch.randn(len(counts), 704, 512, device=CUDA) * 512**-0.5).bfloat16()
         x = torch.randn(rows, 512, device=CUDA).bfloat16()
-        yield f"experts {'gated' if gated else ''}", partial(grouped_rows, x, matrices, ends, gated=gated)
+        name = f"experts {'gated' if gated else ''} {rows}"
+        yield name, partial(grouped_rows, x, matrices, ends, gated=gated)
+        dense, dense_x = (torch.randn(each, 1536, device=CUDA).bfloat16() * 0.03 for each in (2112, 120))
+        yield f"{name}, dense beside", partial(_both, x, matrices, ends, dense_x, dense, gated=gated)
+
+
+def _both(*given: Tensor, gated: bool) -> Tensor:
+    return torch.cat([each.flatten() for each in grouped_rows_beside(*given, gated=gated)])
 
 
 def attention() -> Iterator[tuple[str, Run]]:

@@ -56,10 +56,14 @@ def _capability() -> int:
     return 10 * major + minor
 
 
+def placement() -> Placement:
+    return Placement(CUDA, BF16, operations=Operations(resolve(_capability(), architecture(), Formats()), CUDA))
+
+
 def mixture() -> MixtureOfExperts:
     """The layer with random weights."""
-    operations = Operations(resolve(_capability(), architecture(), Formats()), CUDA)
-    layer = MixtureOfExperts(architecture(), Placement(CUDA, BF16, operations=operations))
+    layer = MixtureOfExperts(architecture(), placement())
+    layer.experts.branch_rows = 0  # the dense MLP has no part in it
     for parameter in layer.parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
@@ -149,7 +153,7 @@ def wrong_padding(layer: MixtureOfExperts) -> Iterator[str]:
         def run(x: Tensor, dense: Tensor, num_rows: Tensor | None) -> Tensor:
             x = x.clone()
             _, normed = layer(
-                x, layer.route(x, num_rows), dense, added_norm=layer.pre_norm, scalar=None,
+                x, x, layer.route(x, num_rows), lambda _: dense, added_norm=layer.pre_norm, scalar=None,
                 next_weight=layer.pre_norm.weight,
             )  # fmt: skip
             assert normed is not None
@@ -237,7 +241,7 @@ def part_times(rows: int, layer: MixtureOfExperts) -> Iterator[str]:
         inputs = [activations(rows, a.hidden_size) for _ in range(repeats)]  # so that experts change
         with_doors(layer, doors)
         times[name] = microseconds(
-            [lambda each=each: layer(each, layer.route(each, None), dense, **steps) for each in inputs]
+            [lambda each=each: layer(each, each, layer.route(each, None), lambda _: dense, **steps) for each in inputs]
         )
     with_doors(layer, kernels)
     for name, taken in times.items():

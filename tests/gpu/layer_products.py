@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -69,7 +70,7 @@ class Chain:
         def chosen(rows: int, matrix_rows: int, **options: Any) -> RowsKernel:
             kernel = kernel_for(rows, matrix_rows, **options)
             tile, parts = self.divided.get(name, (kernel.tile, kernel.parts))
-            return RowsKernel(tile, kernel.rows, kernel.gated, kernel.int4_scales, kernel.fp8, parts)
+            return replace(kernel, tile=tile, parts=parts)
 
         with mock.patch.object(linear_rows_sm90, "kernel_for", chosen):
             return self.product(x, layer[name], **how)

@@ -78,10 +78,11 @@ def reduced_config(variant: str, layers: int) -> Gemma4TextConfig:
 
 def randomise(model: torch.nn.Module, *, seed: int) -> None:
     """Unit-gain matrices, everything else 1 +- 0.2, attention scores of variance about 1; rounded to bfloat16."""
-    generator = torch.Generator(CUDA).manual_seed(seed)
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):
-            noise = torch.empty(tensor.shape, device=CUDA).normal_(generator=generator)
+            noise = torch.empty(tensor.shape, device=device).normal_(generator=generator)
             if tensor.dim() > 1:
                 noise.mul_(tensor.shape[-1] ** -0.5)
             else:

@@ -169,8 +169,8 @@ async def session(run: Run) -> None:
         run.say_turns("session", f"cold, {kind(one)}", [await one.turn(run.options.tokens)], cached=False)
     await pinned(run)
     for one in run.sessions:
-        for turn in (2, 3):
-            run.say_turns("session", f"pool, {kind(one)}, turn {turn}", [await one.turn(run.options.turn)])
+        records = [await one.turn(run.options.turn) for _ in range(run.options.turns)]
+        run.say_turns("session", f"pool, {kind(one)}, {len(records)} turns", records)
 
 
 async def pinned(run: Run) -> None:
@@ -274,6 +274,7 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--tokens", type=int, default=65_000, help="of a session's first prompt (default 65,000)")
     parser.add_argument("--turn", type=int, default=512, help="new tokens of a turn (default 512)")
+    parser.add_argument("--turns", type=int, default=2, help="of a session from the pool (default 2)")
     parser.add_argument("--system", type=int, default=3000, help="tokens that chats share (default 3,000)")
     parser.add_argument("--chat-rate", type=float, default=10.0, help="chats a second (default 10)")
     parser.add_argument("--ready-seconds", type=float, default=300.0, help="most seconds to ready (default 300)")
@@ -290,7 +291,7 @@ def main() -> int:
         (directory / "config.json").write_text(json.dumps(config))
         write_text_files(directory, architecture)
         write_tokenizer(directory, vocab_size=architecture.vocab_size)  # whose pieces can all be reached
-        longest = str(options.tokens + 8 * options.turn + MARGIN)
+        longest = str(options.tokens + (6 + options.turns) * options.turn + MARGIN)
         flags = ["--served-model-name", "m", "--max-model-len", longest, *worker_flags]
         with WorkerProcess(directory, flags, log=Path(made) / "worker.log") as worker:
             ready = worker.wait_until_ready(options.ready_seconds)

@@ -1,17 +1,17 @@
-"""Which inputs should an FP8 product have: those of the layer before, or the same rounded to e4m3 by row?
+"""Which inputs should an FP8 product have: those of the layer before, or the same rounded, and by which scale?
 
     PYTHONPATH=operator:worker:tests/worker/model:tests/worker/kernels python tests/models/fp8_inputs.py [--n 12]
 
 Two trained checkpoints are quantised to `fp8_channel` and teacher forced on exercises in float32. Prints, over the
-tokens of the answers, the mean KL divergence in nats from the checkpoint itself, and the exercises that greedy decoding
-would get right.
+tokens of the answers, the mean difference of logits and the mean KL divergence in nats from the checkpoint itself, and
+the exercises that greedy decoding would get right.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -22,25 +22,36 @@ from teacher_forcing import EngineLogits, checkpoint_renderer, divergence, is_ex
 from torch import Tensor
 
 from modelserve_tools.evaluation.cells import Cell
+from modelserve_worker.kernels.fp8_linear import e4m3_precision
 from modelserve_worker.layers.stored_matrix import Fp8Matrix
 
 MODELS = ("gemma4-tiny-keqv", "gemma4-tiny-ple")
 SKILLS = (("facts", None), ("tool_call", None), ("copying", None), ("lookback", None))
 
 
-def with_rounded_inputs() -> mock._patch[object]:
-    """Products as `torch._scaled_mm` has them, but for the order of sums."""
-    plain = Fp8Matrix.linear
+def by_largest(x: Tensor) -> Tensor:
+    """To e4m3, the largest element of a row to its largest number, 448."""
+    scales = (x.abs().amax(1, keepdim=True) / 448).clamp(min=1e-30)
+    return (x / scales).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) * scales
 
-    def linear(self: Fp8Matrix, x: Tensor) -> Tensor:
-        rounded, scales = rounded_inputs(x)
-        return plain(self, (unpaired(rounded.float())[:, : x.shape[1]] * scales).to(x.dtype))
 
-    return mock.patch.object(Fp8Matrix, "linear", linear)
+def by_power(x: Tensor) -> Tensor:
+    """As products of many rows have them."""
+    rounded, scales = rounded_inputs(x)
+    return (unpaired(rounded.float())[:, : x.shape[1]] * scales).to(x.dtype)
+
+
+ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "as they are": lambda x: x,
+    "bfloat16": lambda x: x.bfloat16().to(x.dtype),
+    "e4m3 by the largest": by_largest,
+    "e4m3 by a power of 2": by_power,
+    "four bits": e4m3_precision,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=12, help="exercises of each skill")
     n = parser.parse_args().n
     for name in MODELS:
@@ -54,13 +65,14 @@ def main() -> None:
                 for path in (directory, Path(made))
             }
         reference = engines[directory](asked)
-        for what, patch in (("as they are", nullcontext()), ("rounded to e4m3", with_rounded_inputs())):
-            with patch:
+        for what, rounded in ROUNDED.items():
+            with mock.patch.object(Fp8Matrix, "_rounded", lambda _, x, rounded=rounded: rounded(x)):
                 said = engines[Path(made)](asked)
             far = torch.cat([divergence(*pair) for pair in zip(reference, said, strict=True)])
+            apart = torch.cat([(one - other).abs().mean(-1) for one, other in zip(reference, said, strict=True)])
             right = sum(is_exact(*pair) for pair in zip(asked, said, strict=True))
-            print(f"{name:18} inputs {what:16} KL {far.mean():.2e} nats over {len(far)} tokens, the largest "
-                  f"{far.max():.2e}; right {right} of {len(asked)}", flush=True)  # fmt: skip
+            print(f"{name:18} inputs {what:20} |dlogit| {apart.mean():.4f}, KL {far.mean():.2e} nats over {len(far)} "
+                  f"tokens, the largest {far.max():.2e}; right {right} of {len(asked)}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

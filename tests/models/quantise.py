@@ -112,7 +112,7 @@ def quantisable(architecture: ModelArchitecture, stored: WeightFormat) -> list[T
 
 
 def quantization_config(
-    architecture: ModelArchitecture, stored: WeightFormat, dense: Sequence[TextLinear]
+    architecture: ModelArchitecture, stored: WeightFormat, dense: Sequence[TextLinear], *, rounds_inputs: bool = True
 ) -> dict[str, Any]:
     """As tools write it, with the modules of `dense` in `ignore` by name."""
     if stored.stored is StoredType.INT4:
@@ -127,7 +127,8 @@ def quantization_config(
             {"num_bits": 8, "type": "float", "strategy": stored.scales, "symmetric": True},
         )
         weights["block_structure"] = [FP8_BLOCK, FP8_BLOCK] if stored.scales == "block" else None
-        activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+        rounded = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+        activations = rounded if rounds_inputs else None
     named = modules(architecture)
     ignored = [PREFIX + name for each in dense for name in named[each]]
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
@@ -199,10 +200,12 @@ def quantise(
     *,
     leave: Sequence[TextLinear] = (),
     fused_experts: bool = False,
+    rounds_inputs: bool = True,
 ) -> WeightFormat:
     """Write the checkpoint `model`, quantised but for the linear layers of `leave`, to `output`; return its format.
 
-    Raises KeyError for a format that is not in FORMATS.
+    `rounds_inputs`: one of FP8 says that it is made for inputs that are rounded by token. Raises KeyError for a format
+    that is not in FORMATS.
     """
     stored, config = FORMATS[format_name], json.loads((model / "config.json").read_text())
     architecture = ModelArchitecture.from_config(config)
@@ -212,14 +215,15 @@ def quantise(
     for file in model.iterdir():
         if file.suffix != ".safetensors" and file.name != "model.safetensors.index.json":
             shutil.copy(file, output)
-    config["quantization_config"] = quantization_config(architecture, stored, dense)
+    config["quantization_config"] = quantization_config(architecture, stored, dense, rounds_inputs=rounds_inputs)
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     source = {k: v for file in sorted(model.glob("*.safetensors")) for k, v in load_file(file).items()}
     prefix = PREFIX if any(name.startswith(PREFIX) for name in source) else "model."
     bare = {name.removeprefix(prefix): tensor for name, tensor in source.items()}
     made = quantised_tensors(bare, architecture, stored, linears, fused_experts=fused_experts)
     save_weights({PREFIX + name: tensor.contiguous() for name, tensor in made.items()}, output)
-    return stored.model_copy(update={"dense": tuple(dense), "fp8_activations": stored.stored is StoredType.FP8})
+    rounds = rounds_inputs and stored.stored is StoredType.FP8
+    return stored.model_copy(update={"dense": tuple(dense), "fp8_activations": rounds})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

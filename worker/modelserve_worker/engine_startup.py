@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.inspection import read_speculation
 from modelserve.planning.draft_time import DraftSpeed
+from modelserve.planning.mixed_steps import crowd_tokens, min_mixed_tokens
 from modelserve.planning.step_time import RankSpeed, doubling_context
 from modelserve.sizing.grammars import lexer_states
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> BuiltEngine:
     """Load the model on all ranks and put an engine over it. Raises TerminalError where no restart can help."""
+    from modelserve_worker.execution.kernels_ahead import start_kernels_ahead
+
+    compilers = start_kernels_ahead(args)  # before torch is imported here, which takes as long as there
     from modelserve_worker.engine.deadline import step_deadline_s
     from modelserve_worker.engine.engine import Engine
     from modelserve_worker.engine.event_publisher import event_publisher
@@ -49,7 +54,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     grammars = beside_loading.submit(_grammars, Path(args.model), args)
     beside_loading.shutdown(wait=False)
     try:
-        replica = launch(args, progress=progress)
+        replica = launch(args, progress=progress, compilers=compilers)
     except AcceleratorMismatch as error:
         raise TerminalError(TerminationReason.AcceleratorMismatch, str(error)) from error
     except InvalidInput as error:
@@ -61,6 +66,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             shortfall_bytes=error.shortfall_bytes,
             measured=error.measured if isinstance(error, InsufficientMemory) else None,
         ) from error
+    speed = _planned_speed(args, replica)
     limits = SchedulerLimits(
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
@@ -74,8 +80,11 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         exact=args.profile == "exact",
         hidden_size=replica.architecture.hidden_size,
     )
+    if speed is not None:
+        fewest, crowd = (of(speed, args.max_num_mixed_tokens) for of in (min_mixed_tokens, crowd_tokens))
+        limits = replace(limits, min_num_mixed_tokens=int(fewest), crowd_tokens=crowd)
     drafts = replica.runner.draft_tokens
-    costs = _step_costs(args, replica) if drafts and args.num_speculative_tokens == "auto" else None
+    costs = _step_costs(args, replica, speed) if drafts and args.num_speculative_tokens == "auto" else None
     scheduler = Scheduler(
         limits,
         replica.geometry,
@@ -106,17 +115,24 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     return BuiltEngine(Engine(scheduler, replica.runner, grammars.result()), ready)
 
 
-def _step_costs(args: EngineArgs, replica: LaunchedReplica) -> StepCosts:
-    """What is planned for the GPU; measured where it is on no list."""
-    from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts
-
+def _planned_speed(args: EngineArgs, replica: LaunchedReplica) -> RankSpeed | None:
+    """What is planned for the GPU; None where it is on no list."""
     device = CATALOGUE.get(replica.memory.device.replace(" ", "-"))
     if device is None:
-        return MeasuredCosts()
-    speed = RankSpeed(
+        return None
+    return RankSpeed(
         replica.architecture, device, replica.geometry, tensor_parallel=args.tensor_parallel_size,
-        weight_format=replica.memory.weight_format,
+        weight_format=replica.memory.weight_format, exact=args.profile == "exact",
     )  # fmt: skip
+
+
+def _step_costs(args: EngineArgs, replica: LaunchedReplica, speed: RankSpeed | None) -> StepCosts:
+    """Of the planned speed; measured where there is none."""
+    from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts
+
+    if speed is None:
+        return MeasuredCosts()
+    device = CATALOGUE[replica.memory.device.replace(" ", "-")]
     assistant, drafts = read_speculation(args, replica.architecture).assistant, None
     if assistant is not None:
         drafts = DraftSpeed(assistant, device, replica.geometry, tensor_parallel=args.tensor_parallel_size)

@@ -128,7 +128,7 @@ class EngineSpec(ApiModel):
         ge=16,
         le=1 << 17,
         description="Most tokens of a step in which requests decode; left out: what about 40 ms compute. "
-        "On GPUs up to four times as many, 2,048 at most, while prompts wait for 48 such steps.",
+        "On GPUs half as many while few prompts wait, and up to three times, 1,536 at most, while a crowd does.",
     )
     max_num_seqs: int | None = Field(default=None, ge=1, le=4096, description="Most requests of one step.")
     prefix_caching: bool | None = Field(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -60,9 +59,9 @@ class VerifyingSteps:
         weights = self._speed.weights_seconds(rows)
         return StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces, prompts, drafts)
 
-    def reading(self, decodes: float, *, context: float) -> float:
+    def reading(self, decodes: float, *, context: float, drafted: bool) -> float:
         """Of the cache of so many requests at a mean length of `context` tokens, in s."""
-        return self._speed.cache_seconds(decodes, context=context)
+        return self._speed.cache_seconds(decodes, context=context, drafted=drafted)
 
 
 @lru_cache(maxsize=256)  # every candidate asks, and there are few numbers of requests and of drafts
@@ -80,8 +79,7 @@ def _at_least(wanted: float, rising: Sequence[int], sizes: Sequence[int]) -> int
     return sizes[min(bisect_left(rising, wanted), len(sizes) - 1)]
 
 
-@dataclass(frozen=True)
-class DraftedStep:
+class DraftedStep(NamedTuple):
     """`time` with the term `drafts`; `tokens` come of each request, `drafts` of each are proposed and verified."""
 
     time: StepTime
@@ -108,14 +106,18 @@ class DraftedSteps:
 
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
-        reading = self._steps.reading(decodes, context=context)
+        reading = tuple(self._steps.reading(decodes, context=context, drafted=drafted) for drafted in (False, True))
         draft = self._proposing.seconds(decodes, context=context) if self._proposing is not None else 0.0
         return max((self._step(drafts, decodes, reading, draft) for drafts in self._counts), key=_rate)
 
-    def _step(self, drafts: int, decodes: float, reading: float, draft: float) -> DraftedStep:
+    def _step(self, drafts: int, decodes: float, reading: Sequence[float], draft: float) -> DraftedStep:
         share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
         time = self._steps.time(
-            decodes * (1.0 + drafts * share), drafted=drafts > 0, requests=decodes, cache=reading, drafts=drafts * draft
+            decodes * (1.0 + drafts * share),
+            drafted=drafts > 0,
+            requests=decodes,
+            cache=reading[drafts > 0],
+            drafts=drafts * draft,
         )
         return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
 

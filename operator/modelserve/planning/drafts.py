@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from modelserve.api.spec import ModelServeSpec
 from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import pair_problem
+from modelserve.assistant import AssistantArchitecture, pair_problem
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import AssistantFacts
 from modelserve.planning.learned import pair_of
@@ -53,8 +54,13 @@ class WantedDrafts:
             return self
         if problem := pair_problem(architecture, assistant):
             raise InvalidInput(f"{DRAFTER_FIELD}: {self.uri}: {problem}", field=DRAFTER_FIELD)
-        computed = assistant.model_copy(update={"dtype": architecture.dtype})
-        return replace(self, speculation=replace(self.speculation, assistant=computed))
+        return replace(self, speculation=replace(self.speculation, assistant=_computed(assistant, architecture.dtype)))
+
+
+@lru_cache(maxsize=64)
+def _computed(assistant: AssistantArchitecture, dtype: str) -> AssistantArchitecture:
+    """As it computes beside a model of this type: one object, which is found again faster than one that is equal."""
+    return assistant.model_copy(update={"dtype": dtype})
 
 
 def named_assistant(spec: ModelServeSpec) -> str | None:

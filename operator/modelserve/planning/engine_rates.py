@@ -26,7 +26,9 @@ class EngineRates:
     expert_read: float = 0.84  # of bandwidth: grouped products of 26B-A4B at 64 to 512 rows, 368 to 397 us a layer
     int4_read: float = 0.71  # of bandwidth: the same for INT4 matrices, which are unpacked on the way
     fp8_read: float = 0.82  # of bandwidth: the same for FP8 matrices
-    cache_read: float = 0.75  # of bandwidth: decode attention in batches, 3.5 to 3.8 of 4.8 TB/s
+    cache_read: float = 0.75  # of bandwidth: decode attention in batches by Triton's kernels, 3.5 to 3.8 of 4.8 TB/s
+    streamed_read: float = 0.88  # the same by Hopper's, which goes from row to row: 4.0 to 4.4 TB/s
+    v_only_read: float = 0.7  # the same by Hopper's for rows that hold V alone: 2.9 to 3.8 TB/s
     turned_8_bit_read: float = 0.28  # of bandwidth: 8-bit rows of V-only layers, decoded and turned in registers
     elementwise: float = 0.77  # of bandwidth: norms and GeGLU at 8,192 rows, 80 to 94 % of 4.3 TB/s
     linear: float = 0.71  # of the dense rate: TTFT of 31B at 8,192 tokens; 740 of 989 TFLOP/s by kernels, 790 alone
@@ -38,14 +40,14 @@ class EngineRates:
     attention_kv: float = 0.46  # the same where K and V are stored
     attention_sliding: float = 0.5  # chunks over a sliding window: 484 to 542 TFLOP/s by themselves
     launch_seconds: float = 1.15e-6  # per kernel of a captured step: its start and the gap before it
-    # What a kernel takes longer at 32 rows and more than at one: steps of 8 and 32 requests of E4B, 3.12 and 4.98 ms.
+    # What a kernel takes longer at 32 rows and more than at one: steps of 8 and 32 requests of E4B, 3.12 and 4.25 ms.
     filled_launch_seconds: float = 1.1e-6
     # Per product of more than 32 rows, which is the library's: a full end and start on both of its sides. 64 decodes of
     # 31B, 17.5 ms. Of steps without prompts; of others it is in `linear` and `mixed_layer_seconds`.
     library_seconds: float = 3e-6
     draft_launch_seconds: float = 1.5e-6  # per kernel of a draft: small ones, each of which waits for the one before
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
-    expert_layer_seconds: float = 8e-6  # per layer of experts, whose products read nothing before rows have chosen
+    expert_layer_seconds: float = 4e-6  # per layer of experts, whose products read nothing before rows have chosen
     # Of a step with drafts, per layer, and per layer and row: attention over several rows of a request. What steps that
     # verify 5 to 72 rows of 31B and E4B took longer than as many requests of one row would.
     drafted_layer_seconds: float = 7e-6

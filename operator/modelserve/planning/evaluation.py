@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from decimal import Decimal
+from functools import lru_cache, partial
 
 from modelserve.api.status import LimitedBy
 from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY, LEAST_CAPABILITY, Accelerator
-from modelserve.planning.learned import NOTHING_LEARNED
+from modelserve.planning.learned import no_terms
 from modelserve.planning.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.assistant import ranks_problem
@@ -84,6 +85,7 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     geometries = [_geometry(architecture, dtype, layout, tensor_parallel) for dtype in dtypes]
     sized = [_sized(wishes, architecture, accelerator, geometry, tensor_parallel) for geometry in geometries]
     lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry, memory, _ in sized]
+    speculation, undrafted = _speculation(wishes, tensor_parallel)
     for enough in (asked if wishes.max_model_len else least, least):
         for (geometry, memory, sequences), length in zip(sized, lengths, strict=True):
             if length >= enough:
@@ -98,8 +100,8 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
                     shortened=bool(wishes.max_model_len) and length < asked,
                     downgraded=geometry.dtype is not own_dtype,
                     sequences=sequences,
-                    speculation=_speculation(wishes, tensor_parallel)[0],
-                    undrafted=_speculation(wishes, tensor_parallel)[1],
+                    speculation=speculation,
+                    undrafted=undrafted,
                 )
     geometry, memory, _ = min(sized, key=lambda each: each[0].held_bytes(least) - each[1].available_bytes)
     smallest = geometry.held_bytes(least)
@@ -116,52 +118,12 @@ def _sized(
     geometry: CacheGeometry,
     tensor_parallel: int,
 ) -> tuple[CacheGeometry, MemoryPlan, int]:
-    """A rank's memory for a cache of this format, and the most requests of a step."""
-    sequences = _sequences(wishes, architecture, accelerator, geometry, tensor_parallel)
-    return geometry, _memory(wishes, architecture, accelerator, geometry, tensor_parallel, sequences), sequences
-
-
-def _sequences(
-    wishes: Wishes,
-    architecture: ModelArchitecture,
-    accelerator: Accelerator,
-    geometry: CacheGeometry,
-    tensor_parallel: int,
-) -> int:
-    """Most requests of one step: as `wishes` say or, where nobody says how many come at once and throughput counts, as
-    many as MANY_SEQUENCES has, if the pool holds so many short ones and workspace and graphs for them leave it at least
-    LEAST_POOL_LEFT of its bytes. By predictions alone, since what workers report is of the number that they have.
-    """
-    fewest = wishes.sequences(accelerator)
-    if not wishes.many_sequences(accelerator):
-        return fewest
-    predicted = replace(wishes, learned=NOTHING_LEARNED)
-
-    def pool_bytes(sequences: int) -> int:
-        return _memory(predicted, architecture, accelerator, geometry, tensor_parallel, sequences).kv_pool_bytes
-
-    least = LEAST_POOL_LEFT * pool_bytes(fewest)
-    for more in MANY_SEQUENCES:
-        left = pool_bytes(more)
-        if left >= least and geometry.requests(left, SHORT_REQUEST) >= more:
-            return more
-    return fewest
-
-
-def _memory(
-    wishes: Wishes,
-    architecture: ModelArchitecture,
-    accelerator: Accelerator,
-    geometry: CacheGeometry,
-    tensor_parallel: int,
-    sequences: int,
-) -> MemoryPlan:
-    """Divide one rank's memory for a cache of this format."""
-    chunk = wishes.chunk(accelerator)
-    settings = RankSettings(
+    """A rank's memory for a cache of this format, and the most requests of a step. How many these are follows from
+    predictions alone, since what workers report is of the number that they have."""
+    settings = _settings(
         tensor_parallel_size=tensor_parallel,
-        max_num_batched_tokens=chunk,
-        max_num_seqs=sequences,
+        max_num_batched_tokens=wishes.chunk(accelerator),
+        max_num_seqs=wishes.sequences(accelerator),
         kv_dtype=geometry.dtype,
         kv_layout=geometry.layout,
         on_cpu=accelerator.is_cpu,
@@ -169,19 +131,45 @@ def _memory(
         speculation=_speculation(wishes, tensor_parallel)[0],
         profile="exact" if wishes.exact else "fast",
     )
-    return memory_plan(
-        architecture,
-        settings,
-        total_bytes=wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes,
-        utilization=wishes.utilization,
-        learned=wishes.learned.terms(
+    total = wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes
+    many = MANY_SEQUENCES if wishes.many_sequences(accelerator) else ()
+    settings, memory = _predicted(architecture, settings, total_bytes=total, utilization=wishes.utilization, many=many)
+    if wishes.learned.terms is not no_terms:
+        learned = wishes.learned.terms(
             accelerator.product,
             tensor_parallel_size=tensor_parallel,
-            max_num_batched_tokens=chunk,
-            max_num_seqs=sequences,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_seqs=settings.max_num_seqs,
             cache_format=cache_format(geometry.dtype, geometry.layout),
-        ),
-    )
+        )
+        memory = memory_plan(architecture, settings, total_bytes=total, utilization=wishes.utilization, learned=learned)
+    return geometry, memory, settings.max_num_seqs
+
+
+_settings = lru_cache(maxsize=512)(RankSettings)  # one object where products differ in memory alone
+
+
+@lru_cache(maxsize=2048)
+def _predicted(
+    architecture: ModelArchitecture,
+    settings: RankSettings,
+    *,
+    total_bytes: int,
+    utilization: Decimal,
+    many: tuple[int, ...],
+) -> tuple[RankSettings, MemoryPlan]:
+    """Divide a rank's memory: with as many requests a step as `settings` say or as `many` has, if the pool holds so
+    many short ones and workspace and graphs for them leave it at least LEAST_POOL_LEFT of its bytes."""
+    divided = partial(memory_plan, architecture, total_bytes=total_bytes, utilization=utilization)
+    fewest = divided(settings)
+    geometry = _geometry(architecture, settings.kv_dtype, settings.kv_layout, settings.tensor_parallel_size)
+    for more in many:
+        larger = replace(settings, max_num_seqs=more)
+        memory = divided(larger)
+        left = memory.kv_pool_bytes
+        if left >= LEAST_POOL_LEFT * fewest.kv_pool_bytes and geometry.requests(left, SHORT_REQUEST) >= more:
+            return larger, memory
+    return settings, fewest
 
 
 def _speculation(wishes: Wishes, tensor_parallel: int) -> tuple[Speculation, str]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.draft_time import DraftSpeed
@@ -26,14 +27,20 @@ from modelserve.planning.drafted_steps import DraftedStep, DraftedSteps, Verifyi
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.planning.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
+from modelserve.planning.prompt_rows import PromptCost, rows_alone
 from modelserve.planning.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
 from modelserve.planning.wishes import Wishes
+from modelserve.sizing.speculation import Speculation
 
 MIXED_STEP_SECONDS = 0.045  # of matrix products in a step in which requests decode: what a token may wait for its next
 LATENCY_MIXED_STEP_SECONDS = MIXED_STEP_SECONDS / 2  # the same for objective Latency
 LEAST_MIXED_TOKENS = 256
+SPEEDS = 2048  # of ranks and of loads that are kept: many plans differ in what no time depends on
 _ROUNDS = 5  # of the equation for d: more of them change less than the formulas' own error
+
+
+# What was made of equal arguments is the same object, so that `load_speed` is asked once for equal candidates.
+_rank_speed, _draft_speed = lru_cache(maxsize=SPEEDS)(RankSpeed), lru_cache(maxsize=SPEEDS)(DraftSpeed)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,13 @@ class Speed:
     load: Load
     meets_concurrency: bool  # the pool holds the expected number of requests at the expected length
     at_load: LoadSpeed
-    drafts: DraftedStep | None = None  # of as many requests as the load has, where the candidate drafts
+    drafted: DraftedSteps | None = None  # where the candidate drafts
+
+    @cached_property
+    def drafts(self) -> DraftedStep | None:
+        """A step of as many requests as the load has."""
+        context = self.load.input_tokens + self.load.output_tokens / 2
+        return self.drafted.step(self.load.requests, context=context) if self.drafted is not None else None
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -87,8 +100,7 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
         drafted=drafted,
     )
     meets = held >= (wishes.concurrency or 1) and length == wishes.input_tokens + wishes.output_tokens
-    context = load.input_tokens + load.output_tokens / 2
-    return Speed(load, meets, at_load, drafted.step(load.requests, context=context) if drafted is not None else None)
+    return Speed(load, meets, at_load, drafted)
 
 
 def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | None:
@@ -100,14 +112,27 @@ def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | N
         return None
     assistant, proposing = fit.speculation.assistant, None
     if assistant is not None:
-        proposing = DraftSpeed(assistant, fit.accelerator, fit.geometry, tensor_parallel=fit.tensor_parallel)
-    steps = VerifyingSteps(rank, max_num_seqs=fit.sequences, speculation=fit.speculation)
-    return DraftedSteps(steps, proposing, chances=drafts.chances, fixed=drafts.fixed)
+        proposing = _draft_speed(assistant, fit.accelerator, fit.geometry, tensor_parallel=fit.tensor_parallel)
+    return _drafted_steps(rank, proposing, fit.sequences, fit.speculation, drafts.chances, fixed=drafts.fixed)
+
+
+@lru_cache(maxsize=SPEEDS)
+def _drafted_steps(
+    rank: RankSpeed,
+    proposing: DraftSpeed | None,
+    max_num_seqs: int,
+    speculation: Speculation,
+    chances: tuple[float, ...],
+    *,
+    fixed: bool,
+) -> DraftedSteps:
+    steps = VerifyingSteps(rank, max_num_seqs=max_num_seqs, speculation=speculation)
+    return DraftedSteps(steps, proposing, chances=chances, fixed=fixed)
 
 
 def rank_speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> RankSpeed:
     """Step times of a candidate, corrected by what was measured."""
-    return RankSpeed(
+    return _rank_speed(
         architecture,
         fit.accelerator,
         fit.geometry,
@@ -130,6 +155,7 @@ def step_factors(fit: Fit, wishes: Wishes) -> StepFactors:
     )
 
 
+@lru_cache(maxsize=SPEEDS)
 def load_speed(
     rank: RankSpeed,
     load: Load,
@@ -167,17 +193,12 @@ def load_speed(
         token = step.time.times(1 / step.tokens)
         return LoadSpeed(alone, token, 1 / (alone.seconds + (load.output_tokens - 1) * token.seconds))
 
+    most = min(max_num_mixed_tokens, max_num_batched_tokens)  # an even load has no crowd and no lull (mixed_steps.py)
     decodes = float(load.requests - 1)
     for _ in range(_ROUNDS):
         decode = decode_step(decodes)
         following = max(1.0, answer / decode.tokens)  # steps of an answer
         arriving = max(1.0, decodes / following)  # prompts of the requests that take the place of those that end
-        most = rows_beside_decodes(
-            min(PREFILLS_AHEAD - 1, max(0.0, load.requests - decodes - 1)) * min(tokens, max_num_batched_tokens),
-            doubling_context=rank.doubling_context,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_mixed_tokens=max_num_mixed_tokens,
-        )
         rows = max(most - decodes, most / 2)
         rows = min(tokens / prices.steps(tokens, rows), arriving * tokens)
         mixed = mixed_seconds(decodes, rows, decode)

@@ -24,7 +24,7 @@ def evaluate_drafted(
     found = evaluate(wishes, architecture, accelerator, gpus=gpus)
     if drafts is None:
         return found
-    plain = replace(wishes, drafts=drafts.without_assistant if drafts.speculation.assistant else None)
+    plain = wishes.without_assistant if drafts.speculation.assistant else wishes.without_drafts
     bare = evaluate(plain, architecture, accelerator, gpus=gpus)
     if not isinstance(bare, Fit) or drafts.uri is None:
         return found if drafts.uri is None else bare
@@ -43,7 +43,7 @@ def _no_gain(found: Fit, bare: Fit, architecture: ModelArchitecture, wishes: Wis
     if (found.shortened, found.downgraded) != (bare.shortened, bare.downgraded):
         return "the cache would be smaller than what is asked for"
     if wishes.concurrency is None:  # where many come at once drafts rest, and cost nothing
-        wishes, plain = replace(wishes, concurrency=1), replace(plain, concurrency=1)
+        wishes, plain = wishes.of_one_request, plain.of_one_request
     with_drafts, without = speed(found, architecture, wishes), speed(bare, architecture, plain)
     if _rate(with_drafts, wishes) >= LEAST_GAIN * _rate(without, plain):
         return ""

@@ -119,12 +119,11 @@ def candidate_list(
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
     wished = _wishes(spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant)
     costs = _costs(spec)
-    plain = replace(wished, drafts=wished.drafts.without_assistant if wished.drafts else None)
     rows = []
     for index, entry in enumerate(considered):
         fit, expected = entry.evaluation, entry.expected
         if isinstance(fit, Refusal):
-            remedy = remedy_text(remedies(fit, architecture, plain))
+            remedy = remedy_text(remedies(fit, architecture, wished.without_assistant))
             rows.append(report.refused_candidate(fit, remedy=remedy))
         elif expected is not None:
             verdict: Verdict = "Fits" if index else "Chosen"

@@ -1,4 +1,6 @@
-"""What a prompt's rows cost by their place, and how many a step takes: one rule for the scheduler and for plans.
+"""What a prompt's rows cost by their place, and how many a step takes: rules of the scheduler.
+
+Plans use them too, but for steps that follow what waits.
 
 A row at position p of a prompt takes 1 + p / D times what the first row takes: its products are the same everywhere,
 the keys that it attends to on global layers grow with p. A step of R rows may take what R rows take up to position F,
@@ -20,9 +22,9 @@ from modelserve.sizing.cuda_graphs import ROWS_APART
 
 STEPS_OF_LONG_PROMPTS = 4  # mixed steps in one of a prompt that needs several: newcomers wait a fifth of a second
 PREFILLS_AHEAD = 8  # prompts that an engine has at once, however long: short ones pass long ones there
-STEPS_OF_QUEUE = 48  # mixed steps that prompts may wait for, about three seconds, before steps become longer
-MOST_OF_QUEUE = 4  # times as long
-MOST_ROWS_OF_QUEUE = 2048  # products gain nothing from more
+STEPS_OF_FEW = 8  # of the fewest rows beside decodes that take all prompts which wait: more rows would gain nobody much
+MOST_OF_CROWD = 3  # times as many rows as else in a step, where a crowd waits
+MOST_ROWS_OF_CROWD = 1536  # products gain nothing from more, and who decodes waits a sixth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +72,25 @@ def rows_alone(longest: int, *, max_num_batched_tokens: int, max_num_mixed_token
 
 
 def rows_beside_decodes(
-    waiting: float, *, doubling_context: float, max_num_batched_tokens: int, max_num_mixed_tokens: int
+    oldest: float,
+    behind: float,
+    *,
+    decodes: float,
+    max_num_batched_tokens: int,
+    max_num_mixed_tokens: int,
+    min_num_mixed_tokens: int,
+    crowd_tokens: float,
 ) -> int:
-    """Most rows of a step in which requests decode, where the prompts behind the oldest have so many tokens left, of
-    each at most a step's.
+    """Most rows of a step in which requests decode, where the `oldest` prompt has so many tokens left and those
+    `behind` it so many in all, of each at most a step's.
 
-    Each step reads the cache of all that decode, once, however many rows of prompts it has. Where prompts wait long,
-    longer steps serve more of them: who decodes waits longer for a token, and all wait less for the first. Not on the
-    CPU, whose rates are not known (`doubling_context` is infinite) and which multiplies for nearly all of a step.
+    Where a few steps of the fewest rows take all of them, they have those: the rows hide behind the reading of the
+    weights. Each step reads the cache of all that decode, once, however many rows of prompts it has: where more than
+    `crowd_tokens` wait, steps grow with what waits, which serves more of them. Who decodes waits longer for a token
+    then, and all wait less for the first. mixed_steps.py says what is few, and what a crowd.
     """
-    if math.isinf(doubling_context):
-        return min(max_num_mixed_tokens, max_num_batched_tokens)
-    queued = int(waiting) // STEPS_OF_QUEUE // ROWS_APART * ROWS_APART
-    queued = min(queued, MOST_OF_QUEUE * max_num_mixed_tokens, MOST_ROWS_OF_QUEUE)
-    return min(max(max_num_mixed_tokens, queued), max_num_batched_tokens)
+    if decodes + (oldest + behind) / STEPS_OF_FEW <= min_num_mixed_tokens:
+        return min(min_num_mixed_tokens, max_num_batched_tokens)
+    grown = int(max_num_mixed_tokens * behind / crowd_tokens) // ROWS_APART * ROWS_APART
+    grown = min(grown, MOST_OF_CROWD * max_num_mixed_tokens, MOST_ROWS_OF_CROWD)
+    return min(max(max_num_mixed_tokens, grown), max_num_batched_tokens)

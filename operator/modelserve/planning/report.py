@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 
 from modelserve.api.drafter import DrafterPlan
@@ -133,7 +132,7 @@ def drafts_status(expected: Speed, fit: Fit, architecture: ModelArchitecture, wi
     """What drafts bring, beside the speed without them; None where none are planned, or nobody knows."""
     if expected.drafts is None or wishes.drafts is None:
         return None
-    without = speed(fit, architecture, replace(wishes, drafts=None))
+    without = speed(fit, architecture, wishes.without_drafts)
     return ExpectedDrafts(
         acceptance=f"{wishes.drafts.chances[0]:.2f}",
         source=wishes.drafts.source,

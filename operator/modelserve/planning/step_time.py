@@ -4,7 +4,8 @@
                  expert_read
     linears      A + exposed W' - W' where the arithmetic A takes longer than reading W', else exposed A;
                  experts and all other products each by themselves
-    cache        decodes x (g L + s min(L, window)) / (bandwidth x cache_read)
+    cache        decodes x (g L / read_g + s min(L, window) / read_s) / bandwidth, read_g and read_s of the kernels that
+                 the table chooses (cache_time): streamed_read, v_only_read, turned_8_bit_read or cache_read
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
     launches     kernels x (launch_seconds + filled_launch_seconds x rows / 32, at most 1), layers of experts x
@@ -26,11 +27,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.hardware import CPU, PCIE_LINK, Accelerator
+from modelserve.planning.cache_time import decode_kernels, token_seconds
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
 from modelserve.sizing.backends.products import FEW_ROWS
@@ -66,8 +68,7 @@ class StepTime(NamedTuple):
         return StepTime(*(factor * each for each in self))
 
 
-@dataclass(frozen=True)
-class PromptRows:
+class PromptRows(NamedTuple):
     """The part of a step that computes prompts: rows, the keys they attend to, and how many prompts end in it."""
 
     rows: float
@@ -102,6 +103,14 @@ def _window_keys(length: float, window: int) -> float:
     return length * seen - seen * seen / 2
 
 
+class _RowSeconds(NamedTuple):
+    """Of one row."""
+
+    products: float  # without those of experts
+    experts: float
+    elementwise: float
+
+
 class RankSpeed:
     """Step times of one model on one rank of one accelerator, as planned."""
 
@@ -122,87 +131,102 @@ class RankSpeed:
         self.doubling_context = doubling_context(
             architecture, geometry.layout, compute_capability=device.compute_capability
         )
-        self._device = device
-        self._rates = rates = engine_rates(device.compute_capability, exact=exact)
+        rates = engine_rates(device.compute_capability, exact=exact)
         linked = device.link != PCIE_LINK
         by_rows = linked and not exact and sums_by_rows(architecture)
-        self._work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
+        work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
+        self._idle_base, self._exposed = work.idle_base, rates.exposed
+        self._drafted = work.layers * rates.drafted_layer_seconds, work.layers * rates.drafted_row_seconds
         packed = _quantised_share(architecture, tensor_parallel, weight_format)
         stored = weight_format.stored if weight_format is not None else None
         packed_read = rates.int4_read if stored is StoredType.INT4 else rates.fp8_read
-        self._weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / packed_read)
+        weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / packed_read)
         rounds = weight_format is not None and stored is StoredType.FP8 and weight_format.fp8_activations
         unpacked = rates.int4_linear if stored is StoredType.INT4 else rates.linear
-        self._linear = device.flops * (rates.fp8_linear if rounds else unpacked)
-        self._expert_linear = self._linear * rates.expert_linear / rates.linear
-        self._expert_read = self._weight_read * rates.expert_read / rates.weight_read
-        self._every_step = self._work.read_bytes / self._weight_read  # seconds of reading what each step does
-        readers = self._work.readers
-        self._global_bytes, self._sliding_bytes = (
-            geometry.page(kind).layer_bytes * readers[kind] / geometry.page(kind).page_tokens
-            for kind in (LayerKind.GLOBAL, LayerKind.SLIDING)
+        linear = device.flops * (rates.fp8_linear if rounds else unpacked)
+        expert_linear = linear * rates.expert_linear / rates.linear
+        self._every_step = work.read_bytes / weight_read
+        self._all_experts = work.expert_bytes / (weight_read * rates.expert_read / rates.weight_read)
+        moved = device.bandwidth * rates.elementwise
+        self._decode = _RowSeconds(
+            work.decode_flop / linear, work.decode_expert_flop / expert_linear, work.decode_moved / moved
         )
-        self._link = device.link * (rates.peer_link if by_rows else rates.nvlink) if linked else device.link
-        self._sum_seconds = rates.peer_sum_seconds if linked else rates.all_reduce_seconds
-        v_only = geometry.layout is KVCacheLayout.V_ONLY
-        turned = v_only and geometry.dtype.element_bytes == 1
-        self._global_read = device.bandwidth * (rates.turned_8_bit_read if turned else rates.cache_read)
-        self._global_rate = device.flops * (rates.attention_v_only if v_only else rates.attention_kv)
+        self._prompt = _RowSeconds(
+            work.prompt_flop / linear, work.prompt_expert_flop / expert_linear, work.prompt_moved / moved
+        )
+        self._head = work.head_flop / linear
+        global_rate = rates.attention_v_only if geometry.layout is KVCacheLayout.V_ONLY else rates.attention_kv
+        self._global_key = work.global_flop / (device.flops * global_rate)
+        self._sliding_key = work.sliding_flop / (device.flops * rates.attention_sliding)
+        kernels = partial(
+            decode_kernels, architecture, geometry.dtype, geometry.layout, device.compute_capability,
+            ranks=tensor_parallel, profile="exact" if exact else "fast",
+        )  # fmt: skip
+        self._token, self._drafted_token = (
+            token_seconds(device, rates, geometry, kernels(several_rows=several), readers=work.readers)
+            for several in (False, True)
+        )
+        self._kernels, self._launch = work.kernels, (rates.launch_seconds, rates.filled_launch_seconds)
+        self._expert_layers = work.expert_layers * rates.expert_layer_seconds
+        self._mixed_layers = work.layers * rates.mixed_layer_seconds
+        self._library = work.library_products * rates.library_seconds
+        link = device.link * (rates.peer_link if by_rows else rates.nvlink) if linked else device.link
+        self._sums = work.all_reduces * (rates.peer_sum_seconds if linked else rates.all_reduce_seconds)
+        self._summed_row = work.reduced_bytes / link
 
     def drafted_attention_seconds(self, rows: float) -> float:
         """What attention of requests with several rows, so many in all, takes longer than of one row each."""
-        rates = self._rates
-        seconds = self._work.layers * (rates.drafted_layer_seconds + rows * rates.drafted_row_seconds)
-        return seconds * self._factors.decode
+        layers, row = self._drafted
+        return (layers + rows * row) * self._factors.decode
 
     def weights_seconds(self, rows: float) -> float:
         """The term of that name of a step of decodes."""
         return (self._every_step + self._experts_seconds(rows)) * self._factors.decode
 
-    def cache_seconds(self, decodes: float, *, context: float) -> float:
-        """The same of what is read of the cache."""
-        return self._cache_seconds(decodes, context) * self._factors.decode
+    def cache_seconds(self, decodes: float, *, context: float, drafted: bool = False) -> float:
+        """The same of what is read of the cache; `drafted`: by requests of several rows."""
+        return self._cache_seconds(decodes, context, drafted=drafted) * self._factors.decode
 
     def _experts_seconds(self, rows: float) -> float:
-        """Reading those that so many rows choose."""
-        return self._work.chosen_bytes(rows) / self._expert_read
+        """Reading those that so many rows choose, who are drawn evenly."""
+        idle: float = self._idle_base**rows
+        return self._all_experts * (1 - idle)
 
     def _beside_reading(self, multiply: float, read: float) -> float:
         """What multiplying adds to the seconds of reading the same weights."""
-        return self._rates.exposed * min(multiply, read) + max(multiply - read, 0)
+        return self._exposed * multiply if multiply < read else self._exposed * read + multiply - read
 
-    def _cache_seconds(self, decodes: float, context: float) -> float:
-        seconds = decodes * context * self._global_bytes / self._global_read
-        sliding = decodes * min(context, self.window) * self._sliding_bytes
-        return seconds + sliding / (self._device.bandwidth * self._rates.cache_read)
+    def _cache_seconds(self, decodes: float, context: float, *, drafted: bool = False) -> float:
+        global_token, sliding_token = self._drafted_token if drafted else self._token
+        return decodes * (context * global_token + min(context, self.window) * sliding_token)
 
     def step(self, *, decodes: float = 0, context: float = 0, prompts: PromptRows = NO_ROWS) -> StepTime:
         """A step of `decodes` requests at a mean length of `context` tokens beside rows of prompts."""
-        work, rates, device = self._work, self._rates, self._device
-        rows = decodes + prompts.rows
+        prompt_rows, global_keys, sliding_keys, ends = prompts
+        rows, decode, prompt = decodes + prompt_rows, self._decode, self._prompt
         experts = self._experts_seconds(rows)
-        weights = self._every_step + experts
-        flop = decodes * work.decode_flop + prompts.rows * work.prompt_flop + (decodes + prompts.ends) * work.head_flop
-        linears = self._beside_reading(flop / self._linear, self._every_step)
-        flop = decodes * work.decode_expert_flop + prompts.rows * work.prompt_expert_flop
-        linears += self._beside_reading(flop / self._expert_linear, experts)
-        cache = self._cache_seconds(decodes, context)
-        attention = prompts.global_keys * work.global_flop / self._global_rate
-        attention += prompts.sliding_keys * work.sliding_flop / (device.flops * rates.attention_sliding)
-        moved = decodes * work.decode_moved + prompts.rows * work.prompt_moved
-        elementwise = moved / (device.bandwidth * rates.elementwise)
-        all_reduces = work.all_reduces * self._sum_seconds
-        all_reduces += rows * work.reduced_bytes / self._link
-        launch_seconds = rates.launch_seconds + rates.filled_launch_seconds * min(rows / FEW_ROWS, 1)
-        launches = work.kernels * launch_seconds + work.expert_layers * rates.expert_layer_seconds
-        if decodes and prompts.rows:
-            launches += work.layers * rates.mixed_layer_seconds
+        multiply = decodes * decode.products + prompt_rows * prompt.products + (decodes + ends) * self._head
+        linears = self._beside_reading(multiply, self._every_step)
+        if experts:
+            linears += self._beside_reading(decodes * decode.experts + prompt_rows * prompt.experts, experts)
+        launch, filled_launch = self._launch
+        launches = self._kernels * (launch + filled_launch * min(rows / FEW_ROWS, 1)) + self._expert_layers
+        if decodes and prompt_rows:
+            launches += self._mixed_layers
         elif decodes > FEW_ROWS:
-            launches += work.library_products * rates.library_seconds
-        time = StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces)
+            launches += self._library
+        time = StepTime(
+            self._every_step + experts,
+            linears,
+            self._cache_seconds(decodes, context),
+            global_keys * self._global_key + sliding_keys * self._sliding_key,
+            decodes * decode.elementwise + prompt_rows * prompt.elementwise,
+            launches,
+            self._sums + rows * self._summed_row,
+        )
         if self._factors is AS_EXPECTED:
             return time
-        if not prompts.rows:
+        if not prompt_rows:
             return time.times(self._factors.decode)
         return time.times(self._factors.mixed if decodes else self._factors.prefill)
 
@@ -231,11 +255,6 @@ class _Work:
     reduced_bytes: float  # of one row, over all its all-reduces and the ring
     readers: dict[LayerKind, int]
 
-    def chosen_bytes(self, rows: float) -> float:
-        """Of experts, read by a step of so many rows; they are drawn evenly."""
-        idle: float = self.idle_base**rows
-        return self.expert_bytes * (1 - idle)
-
 
 @lru_cache(maxsize=256)
 def _work(
@@ -256,7 +275,7 @@ def _work(
     return _Work(
         layers=layers,
         expert_layers=layers if architecture.num_experts else 0,
-        kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=1),
+        kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=tp, summed=False),
         library_products=_library_products(architecture, weight_format),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,

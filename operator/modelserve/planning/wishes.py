@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cached_property
 
 from modelserve.api.pod import ResourceRequirements
 from modelserve.api.schema_types import MAX_BYTES, quantity_value
@@ -58,6 +59,21 @@ class Wishes:
     exact: bool = False  # profile exact
     drafts: WantedDrafts | None = None
     host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
+
+    @cached_property
+    def without_assistant(self) -> Wishes:
+        """The same, in which no assistant proposes tokens."""
+        return replace(self, drafts=self.drafts.without_assistant if self.drafts else None)
+
+    @cached_property
+    def without_drafts(self) -> Wishes:
+        """The same, in which nothing does."""
+        return replace(self, drafts=None)
+
+    @cached_property
+    def of_one_request(self) -> Wishes:
+        """The same, where one request comes at a time."""
+        return replace(self, concurrency=1)
 
     def chunk(self, accelerator: Accelerator) -> int:
         """Most tokens of one step: as asked, else by the size of the accelerator."""

@@ -66,8 +66,10 @@ def kernels_per_step(
     rows: int,
     tensor_parallel_size: int,
     profile: Profile = "fast",
+    summed: bool = True,
 ) -> int:
-    """Kernels that one step of `rows` rows launches on each rank: the most of any generation's table.
+    """Kernels that one step of `rows` rows launches on each rank: the most of any generation's table. Without what sums
+    over ranks where not `summed`.
 
     Counted of a step of decodes. One with chunks has chunk attention and commit where this has sums of products in
     parts. A model that kernels do not take counts as on plain PyTorch, where nothing is captured.
@@ -76,9 +78,11 @@ def kernels_per_step(
     layout = KVCacheLayout.least(architecture)
     formats = Formats(weight_format, kv_layout=layout)
     tables = (resolve(gpu, architecture, formats, profile, ranks=ranks) for gpu in _COUNTED)
-    launched = max(decode_launches(table, architecture, rows=rows, ranks=ranks).total() for table in tables)
+    launched = max(
+        decode_launches(table, architecture, rows=rows, ranks=ranks, summed=summed).total() for table in tables
+    )
     layers = architecture.num_hidden_layers * 2 * NODES_PER_SPLIT_PRODUCT
-    return launched + layers + NODES_PER_STEP + (NODES_PER_SUMMED_STEP if ranks > 1 else 0)
+    return launched + layers + NODES_PER_STEP + (NODES_PER_SUMMED_STEP if summed and ranks > 1 else 0)
 
 
 def graphs_bytes(architecture: ModelArchitecture, settings: RankSettings) -> int:

@@ -118,6 +118,7 @@ class MemoryPlan:
     total_bytes: int
     budget_bytes: int
     terms: tuple[MemoryTerm, ...]
+    available_bytes: int  # budget less all terms; negative when they alone do not fit
 
     def group_bytes(self, group: MemoryGroup) -> int:
         return sum(term.bytes for term in self.terms if term.group == group)
@@ -133,11 +134,6 @@ class MemoryPlan:
     @cached_property
     def overhead_bytes(self) -> int:
         return self.group_bytes("overhead")
-
-    @cached_property
-    def available_bytes(self) -> int:
-        """Budget less all terms; negative when they alone do not fit."""
-        return self.budget_bytes - sum(term.bytes for term in self.terms)
 
     @property
     def kv_pool_bytes(self) -> int:
@@ -163,16 +159,14 @@ def memory_plan(
     """
     learned = learned or {}
     check_overrides(learned)
-    return MemoryPlan(
-        total_bytes=total_bytes,
-        budget_bytes=total_bytes if settings.on_cpu else int(total_bytes * utilization),
-        terms=_all_terms(
-            architecture,
-            settings,
-            container_bytes=total_bytes if settings.on_cpu else 0,
-            learned=tuple(learned.items()),
-        ),
+    terms, taken = _all_terms(
+        architecture,
+        settings,
+        container_bytes=total_bytes if settings.on_cpu else 0,
+        learned=tuple(learned.items()),
     )
+    budget = total_bytes if settings.on_cpu else int(total_bytes * utilization)
+    return MemoryPlan(total_bytes, budget, terms, available_bytes=budget - taken)
 
 
 @lru_cache(maxsize=512)  # products differ in memory, not in these
@@ -182,7 +176,8 @@ def _all_terms(
     *,
     container_bytes: int,  # 0 on a GPU
     learned: tuple[tuple[str, int], ...],
-) -> tuple[MemoryTerm, ...]:
+) -> tuple[tuple[MemoryTerm, ...], int]:
+    """The terms, and their sum."""
     tp, on_cpu, given = settings.tensor_parallel_size, settings.on_cpu, dict(learned)
     weight_format, assistant = settings.weight_format, settings.speculation.assistant
     weights = {"parameters": weight_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)}
@@ -213,7 +208,8 @@ def _all_terms(
     sources = _SOURCES | _PLAIN_SOURCES if plain else _SOURCES
     if not overhead.get("graphs"):
         sources = sources | {"graphs": "none are captured"}
-    return tuple(term for group, terms in predicted for term in _terms(group, terms, given, sources))
+    all_terms = tuple(term for group, terms in predicted for term in _terms(group, terms, given, sources))
+    return all_terms, sum(term.bytes for term in all_terms)
 
 
 def check_overrides(learned: Mapping[str, int]) -> None:

@@ -131,6 +131,7 @@ def parameters_per_rank(architecture: ModelArchitecture, *, tensor_parallel_size
     return sum(t.parameters for t in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size))
 
 
+@lru_cache(maxsize=256)
 def tensor_parallel_problem(
     architecture: ModelArchitecture, tensor_parallel_size: int, *, weight_format: WeightFormat | None = None
 ) -> str | None:

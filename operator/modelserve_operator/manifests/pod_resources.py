@@ -26,8 +26,8 @@ GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"
 # Measured 0.58 with the published tokenizer.
 FRONT_END_BYTES = 5 * GIB // 8 + OPEN_BODIES_BYTES + PREPARATION_BYTES + KNOWN_TEXTS_BYTES
 ENGINE_BYTES = GIB // 2  # measured 0.33 per rank beside weights and pool
-# Per rank. Measured 1.0 on an H200 with its kernels compiled (a context, its libraries, staging); a first start
-# compiles them in as many processes as it has cores.
+# Per rank. Measured 1.0 on an H200 with its kernels compiled (a context, its libraries, staging). A first start
+# compiles them in at most ten processes (0.75 GiB in all, measured with eight), which end before it is ready.
 CUDA_BYTES = 3 * GIB
 SHARED_MEMORY_BYTES = GIB  # /dev/shm of a tensor-parallel group, which counts as memory
 LIMIT_FACTOR = 2  # page cache lives between request and limit

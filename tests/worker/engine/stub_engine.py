@@ -23,6 +23,7 @@ from modelserve_worker.engine.child import BuiltEngine
 from modelserve_worker.engine.wire import Ready
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
+from modelserve_worker.scheduling.held_back import HeldBack
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents, TimedStep
 from modelserve_worker.terminal_error import TerminalError
 
@@ -45,6 +46,7 @@ class StubEngine:
     requests: dict[str, Request] = field(default_factory=dict)
     steps_done: int = 0
     has_work_in_flight: bool = False
+    held_back: HeldBack = field(default_factory=HeldBack)
 
     @property
     def scheduler(self) -> StubEngine:

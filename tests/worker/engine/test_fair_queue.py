@@ -100,6 +100,20 @@ def test_a_full_queue_takes_no_more_from_who_filled_it() -> None:
     assert queue.num_waiting == 54
 
 
+def test_only_those_are_held_back_that_have_a_place() -> None:
+    queue = FairQueue(FairLimits(places=12, step_tokens=1000, max_waiting=1024))
+    queue.add("a", _requests("long", 20, tokens=5000))
+    assert queue.held_back_tokens == 12_000, "of each a step's"
+    sent = queue.take()
+    assert (len(sent), queue.num_waiting) == (8, 12)
+    assert queue.held_back_tokens == 4000, "four more have a place; the others wait for answers to end"
+    for number in range(8, 19):
+        assert queue.remove(f"long-{number}")
+    assert (queue.num_waiting, queue.held_back_tokens) == (1, 1000), "who left is in no number"
+    assert queue.remove("long-19")
+    assert queue.held_back_tokens == 0
+
+
 def test_what_leaves_the_queue_is_never_sent() -> None:
     queue = FairQueue(FairLimits(places=1, step_tokens=100, max_waiting=10))
     queue.add("a", _requests("x", 4))
@@ -133,6 +147,9 @@ def test_everything_is_sent_once_and_places_are_kept(seed: int) -> None:
         running += taken
         assert len(running) <= limits.places + limits.reserve
         assert running or not queue.num_waiting, "an idle engine is given work"
+        most = limits.step_tokens * min(queue.num_waiting, max(0, limits.places - len(running)))
+        assert 0 <= queue.held_back_tokens <= most
+        assert (queue.held_back_tokens > 0) == (most > 0)
         for name in rng.sample(running, rng.randint(0, len(running))):
             if rng.random() < 0.5:
                 queue.started(name)
@@ -144,5 +161,5 @@ def test_everything_is_sent_once_and_places_are_kept(seed: int) -> None:
         taken = [request.request_id for request in queue.take()]
         sent += taken
         running += taken
-    assert queue.num_waiting == 0
+    assert queue.num_waiting == queue.held_back_tokens == 0
     assert sorted(sent) == sorted(added)

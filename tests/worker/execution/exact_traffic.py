@@ -18,6 +18,7 @@ from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import PromptLogprobs, Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.running import RunningRequest
 from modelserve_worker.scheduling.scheduler import Scheduler
 
 
@@ -29,17 +30,20 @@ class Said:
     logprobs: list[Any] = field(default_factory=list)  # TokenLogprobs
     prompt: list[Any] = field(default_factory=list)
     cached: int = 0
+    preempted: int = 0
 
 
-def requests(count: int, *, longest_prompt: int, most_tokens: int, vocab_size: int, seed: int = 0) -> list[Request]:
-    """Prompts of 1 to `longest_prompt` tokens, every third of which begin alike; greedy and random answers."""
+def requests(
+    count: int, *, longest_prompt: int, most_tokens: int, vocab_size: int, seed: int = 0, alike: int = 3
+) -> list[Request]:
+    """Prompts of 1 to `longest_prompt` tokens, one in `alike` of which begin alike; greedy and random answers."""
     rng = random.Random(seed)
     common = [rng.randrange(3, vocab_size) for _ in range(longest_prompt)]
     made = []
     for number in range(count):
         length = rng.choice((1, 2, 17, longest_prompt - 1, longest_prompt, rng.randint(1, longest_prompt)))
         own = [rng.randrange(3, vocab_size) for _ in range(length)]
-        shared = common[: length * 15 // 16] if number % 3 == 0 else []
+        shared = common[: length * 15 // 16] if number % alike == 0 else []
         sampling = SamplingParams(
             seed=number, max_tokens=rng.randint(2, most_tokens), temperature=float(number % 2), logprobs=3,
             prompt_logprobs=2 if number % 5 == 1 else None, ignore_eos=True,
@@ -59,6 +63,7 @@ class Exactly:
     sequences: int
     device: torch.device
     table: KernelTable | None = None  # of its attention, where not the model's
+    room: float | None = None  # longest requests that the pool is for, where not more than run at once
 
     def run(
         self,
@@ -75,7 +80,8 @@ class Exactly:
     ) -> dict[str, Said]:
         """All of `wanted` to their ends. `order` None: they come at once, else over time in an order of this seed.
         `preempted_every` so many steps the youngest is preempted, as when the pool is out."""
-        pool = (self.sequences + 8) * self.geometry.held_bytes(self.longest) // 128 * 128
+        room = self.sequences + 8 if self.room is None else self.room
+        pool = int(room * self.geometry.held_bytes(self.longest)) // 128 * 128
         cache = KVCache(self.geometry, pool, device=self.device, debug_stamps=stamps)
         cache.arena.fill_(0xFF)
         runner = GPUModelRunner(
@@ -94,6 +100,13 @@ class Exactly:
             runner,
         )
         said = {request.request_id: Said() for request in wanted}
+        preempt = engine.scheduler._preempt
+
+        def counted(running: RunningRequest, *, sound: bool = True) -> None:
+            said[running.request.request_id].preempted += 1
+            preempt(running, sound=sound)
+
+        engine.scheduler._preempt = counted  # type: ignore[method-assign]
         rng, waiting = random.Random(order), list(wanted)
         if order is not None:
             rng.shuffle(waiting)

@@ -67,6 +67,15 @@ def decode_step(case: PagedCase, slots: list[int]) -> Step:
     return Step(positions, count, numbers, numbers, torch.full_like(numbers, -1), decode, None)
 
 
+def padded_decodes(case: PagedCase) -> tuple[list[int], Segments]:
+    """Slots that decode, the last of the case first and a padded row behind it, and their segments."""
+    slots = [*range(len(case.contexts))][::-1]
+    slots.insert(1, -1)
+    decode = decode_step(case, slots).decode
+    assert decode is not None
+    return slots, decode
+
+
 @dataclass
 class Chunk:
     slot: int

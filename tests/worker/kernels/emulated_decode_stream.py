@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from attention_cases import layout
-from emulated_kernel import built
+from emulated_kernel import around_the_kernel_ahead, built, merged_splits
 from paged_case import PagedCase
 from torch import Tensor
 
@@ -73,14 +73,7 @@ def attended(
     """Output of a launch that starts before the kernel ahead has stored queries and the rows' own keys and values;
     splits are merged by torch."""
     rows, output = layout(case), torch.full_like(q, torch.nan)
-    then = torch.cat((case.arena, q.view(torch.uint8).flatten()))
-    settled = decode.settled
-    for slot, position in zip(decode.slots.tolist(), decode.positions.tolist(), strict=True):
-        for plane in ("k", "v") if position >= 0 else ():
-            own = case.page(slot, position // case.page_tokens, plane)[0]
-            own[:, position % case.page_tokens if settled else slice(None)] = torch.nan
-    now = torch.cat((case.arena, torch.full_like(q, torch.nan).view(torch.uint8).flatten()))
-    case.arena.copy_(then[: case.arena.numel()])
+    now, then = around_the_kernel_ahead(case, q, decode)
     wide, number = ctypes.c_longlong, ctypes.c_int
     rising = rising_pages(rows.origin, rows.page_stride, size=case.arena.numel())
     count, width, group = len(q), q.shape[2], q.shape[1] // rows.heads
@@ -93,13 +86,10 @@ def attended(
         *(ctypes.c_void_p(each.data_ptr()) for each in (output, decode.slots, decode.positions, case.table)),
         wide(case.table.stride(0)), *(ctypes.c_void_p(each.data_ptr()) for each in (partial, maxima, totals)),
         *map(number, (rising.origin, rising.step, most_splits, split_pages)),
-        *map(number, (rows.heads, group, settled, count, blocks, kernel.source.shared_bytes)),
+        *map(number, (rows.heads, group, decode.settled, count, blocks, kernel.source.shared_bytes)),
     )  # fmt: skip
     assert left == 0, f"{left} of {kernel.threads} threads wait for what never comes"
-    for row in range(0 if kernel.window else count):
-        made = ~maxima[row, :, 0, 0].isnan()
-        if made.any():
-            weights = (maxima[row, made] - maxima[row, made].amax(0)).exp2()
-            merged = (partial[row, made] * weights[..., None]).sum(0) / (totals[row, made] * weights).sum(0)[..., None]
-            output[row] = merged.flatten(0, 1).to(q.dtype)
+    if not kernel.window:
+        for row, merged in merged_splits(partial, maxima, totals):
+            output[row] = merged.to(q.dtype)
     return output

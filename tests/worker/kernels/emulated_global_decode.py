@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from attention_cases import layout
-from emulated_kernel import built
+from emulated_kernel import built, merged_splits
 from paged_case import PagedCase
 from torch import Tensor
 
@@ -82,10 +82,6 @@ def attended(
         *map(number, (SOURCE.shared_bytes, THREADS)),
     )  # fmt: skip
     assert left == 0, f"{left} of {THREADS} threads wait for what never comes"
-    for row in range(count):
-        made = ~maxima[row, :, 0, 0].isnan()
-        weights = (maxima[row, made] - maxima[row, made].amax(0)).exp2() if made.any() else None
-        if weights is not None:
-            merged = (partial[row, made] * weights[..., None]).sum(0) / (totals[row, made] * weights).sum(0)[..., None]
-            output[row][:, v_only_columns(width, pairs=case.pairs)] = merged.flatten(0, 1).to(q.dtype)
+    for row, merged in merged_splits(partial, maxima, totals):
+        output[row][:, v_only_columns(width, pairs=case.pairs)] = merged.to(q.dtype)
     return output

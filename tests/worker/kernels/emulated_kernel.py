@@ -7,9 +7,15 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+from paged_case import PagedCase
+from torch import Tensor
+
 from modelserve_worker.kernels.cuda_kernel import FOLDER, CudaSource
+from modelserve_worker.kernels.step import Segments
 
 
 def compiler() -> str | None:
@@ -35,3 +41,32 @@ def built(source: CudaSource, entry: str, folder: Path) -> ctypes.CDLL:
     named = [compiler() or "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{Path(__file__).parent}"]
     subprocess.run([*named, *defines, str(written), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
+
+
+def around_the_kernel_ahead(case: PagedCase, q: Tensor, decode: Segments) -> tuple[Tensor, Tensor]:
+    """uint8 [pages and queries] before and after the kernel ahead stores queries and keys, which are NaN before.
+
+    Of a settled step these are the rows' own keys and values, else all that their last pages hold.
+    """
+    then = torch.cat((case.arena, q.view(torch.uint8).flatten()))
+    for slot, position in zip(decode.slots.tolist(), decode.positions.tolist(), strict=True):
+        for plane in ("k", "v") if position >= 0 else ():
+            own = case.page(slot, position // case.page_tokens, plane)[0]
+            own[:, position % case.page_tokens if decode.settled else slice(None)] = torch.nan
+    now = torch.cat((case.arena, torch.full_like(q, torch.nan).view(torch.uint8).flatten()))
+    case.arena.copy_(then[: case.arena.numel()])
+    return now, then
+
+
+def merged_splits(partial: Tensor, maxima: Tensor, totals: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each row that has splits, and its outputs, float32 [heads, width].
+
+    partial [rows, splits, kv_heads, group, width], maxima and totals [rows, splits, kv_heads, group]: float32, and NaN
+    where a row has no such split.
+    """
+    for row in range(len(maxima)):
+        made = ~maxima[row, :, 0, 0].isnan()
+        if made.any():
+            weights = (maxima[row, made] - maxima[row, made].amax(0)).exp2()
+            merged = (partial[row, made] * weights[..., None]).sum(0) / (totals[row, made] * weights).sum(0)[..., None]
+            yield row, merged.flatten(0, 1)

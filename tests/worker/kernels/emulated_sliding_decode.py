@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from attention_cases import layout
-from emulated_kernel import built
+from emulated_kernel import around_the_kernel_ahead, built
 from paged_case import PagedCase
 from torch import Tensor
 
@@ -59,15 +59,7 @@ def library_of(kernel: DecodeKernel, folder: Path) -> ctypes.CDLL:
 def attended(library: ctypes.CDLL, kernel: DecodeKernel, case: PagedCase, q: Tensor, decode: Segments) -> Tensor:
     """Output of a launch that starts before the kernel ahead has stored queries and the rows' own keys and values."""
     rows, output = layout(case), torch.full_like(q, torch.nan)
-    then = torch.cat((case.arena, q.view(torch.uint8).flatten()))
-    settled = decode.settled
-    for slot, position in zip(decode.slots.tolist(), decode.positions.tolist(), strict=True):
-        for plane in ("k", "v") if position >= 0 else ():
-            own = case.page(slot, position // case.page_tokens, plane)[0]
-            own[:, position % case.page_tokens if settled else slice(None)] = torch.nan
-    now = torch.cat((case.arena, torch.full_like(q, torch.nan).view(torch.uint8).flatten()))
-    pages = then[: case.arena.numel()]
-    case.arena.copy_(pages)
+    now, then = around_the_kernel_ahead(case, q, decode)
     wide, number = ctypes.c_longlong, ctypes.c_int
     left = library.run(
         *(ctypes.c_void_p(each.data_ptr()) for each in (now, then)), wide(now.numel()),
@@ -75,7 +67,7 @@ def attended(library: ctypes.CDLL, kernel: DecodeKernel, case: PagedCase, q: Ten
         wide(rows.page_stride),
         *(ctypes.c_void_p(each.data_ptr()) for each in (output, decode.slots, decode.positions, case.table)),
         wide(case.table.stride(0)),
-        *map(number, (rows.heads, q.shape[1] // rows.heads, settled, len(q))),
+        *map(number, (rows.heads, q.shape[1] // rows.heads, decode.settled, len(q))),
         number(kernel.shared_bytes),
     )  # fmt: skip
     assert left == 0, f"{left} of {THREADS * PARTS} threads wait for what never comes"

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
-from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs, paired
+from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision, paired
 from modelserve_worker.kernels.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 
 SYMMETRIC_ZERO = 8  # the stored value of 0 without zero points
@@ -59,12 +59,12 @@ def fp8_elements(matrix: Fp8Pairs, dtype: torch.dtype) -> Tensor:
 def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] -> (float8_e4m3fn [T, K rounded up to 64] in the order of pairs, scales float32 [T, 1]).
 
-    The largest element of a row becomes 448; a row of zeros has the scale 1.
+    A row's scale is the least power of two, from 2^-126 on, that leaves no element above 448.
     """
     wide = functional.pad(x.float(), (0, fp8_inputs(x.shape[1]) - x.shape[1]))
-    largest = wide.abs().amax(dim=1, keepdim=True)
-    scales = torch.where(largest > 0, largest / LARGEST, 1.0)
-    rounded = (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    largest = e4m3_precision(wide.abs().amax(dim=1, keepdim=True))
+    scales = torch.exp2((largest / 448).log2().ceil().clamp(min=-126))
+    rounded = (wide / scales).to(torch.float8_e4m3fn)
     return paired(rounded.view(torch.uint8)).contiguous().view(torch.float8_e4m3fn), scales
 
 
@@ -79,9 +79,10 @@ class PlainInt4:
 
 
 class PlainFp8:
-    """What the kernels are compared with: dequantise, then multiply. Inputs are not rounded, which is nearer truth."""
+    """What the kernels are compared with: dequantise, then multiply."""
 
     def linear(self, x: Tensor, matrix: Fp8Pairs) -> Tensor:
+        x = e4m3_precision(x) if matrix.rounds_inputs else x
         return functional.linear(x, fp8_elements(matrix, x.dtype))
 
     def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from modelserve.sizing.backends.attention import (
     sliding_chunk_bytes,
     sliding_decode_bytes,
 )
+from modelserve.sizing.backends.products import GROUPED_STAGES
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import (
     chosen_rows_sm90,
@@ -65,7 +66,11 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
                 cluster_rows_sm90.ClusterKernel(192, 8, 64, gated=False),
             )
         ),
-        *((grouped_rows_sm90.source(gated=gated), grouped_rows_sm90.THREADS, True) for gated in (False, True)),
+        *(
+            (grouped_rows_sm90.source(gated=gated, together=together), grouped_rows_sm90.THREADS, True)
+            for gated in (False, True)
+            for together in GROUPED_STAGES
+        ),
         *(
             (kernel.source, linear_int4_sm90.THREADS, True)
             for kernel in (
@@ -99,7 +104,7 @@ def check_releases(cubin: bytes, folder: Path, *, any_release: bool) -> None:
 
 
 @pytest.mark.parametrize(("rows", "matrix_rows", "settings", "spilled"), [
-    (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True}, 0),
+    (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True, "rounds": True}, 0),
     (16, 5376, {}, 0), (32, 43008, {"gated": True, "fp8": True}, 0),
     (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 0),
     (16, 16384, {"int4_scales": 1}, 0),

@@ -9,7 +9,7 @@ import emulated_decode_stream
 import emulated_kernel
 import pytest
 import torch
-from attention_cases import decode_step, layout
+from attention_cases import decode_step, layout, padded_decodes
 from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase
 from test_sliding_decode_sm90 import Layers, attended, case_of, check
@@ -40,10 +40,7 @@ def test_the_emulated_kernel_equals_float64_attention(
 ) -> None:
     """Queries and the rows' own keys, or all keys, are there only when the kernel ahead has ended."""
     case = case_of(heads, kernel.window, contexts, device="cpu", seed=kernel.window)
-    slots = [*range(len(contexts))][::-1]
-    slots.insert(1, -1)
-    decode = decode_step(case, slots).decode
-    assert decode is not None
+    slots, decode = padded_decodes(case)
     q = case.random(len(slots), heads * group, WIDTH)
     library = emulated_decode_stream.library_of(kernel, tmp_path)
     for settled in (True, False):
@@ -59,10 +56,7 @@ def test_the_emulated_kernel_splits_rows_of_global_layers(
     """Splits of one page where four are enough, and of more."""
     kernel = StreamKernel(512, 0, 2, 3)
     case = PagedCase("global", heads, 512, "none", False, contexts, 0, device="cpu", seed=heads)
-    slots = [*range(len(contexts))][::-1]
-    slots.insert(1, -1)
-    decode = decode_step(case, slots).decode
-    assert decode is not None
+    slots, decode = padded_decodes(case)
     q = case.random(len(slots), heads * group, 512)
     library = emulated_decode_stream.library_of(kernel, tmp_path)
     for most, settled in ((4, True), (16, False)):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.resolve import ROUTED_ROWS
+from modelserve_worker.kernels.dealing_triton import deal_together
 from modelserve_worker.kernels.elementwise import PlainElementwise
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.experts import (
@@ -253,6 +254,17 @@ def test_rows_are_dealt_to_experts_in_their_order(rows: int, experts: int, top_k
     assert torch.equal(ours.places[:known], plain.places[:known])
     assert torch.equal(ours.rows[:used], plain.rows[:used])
     assert torch.equal(ours.rows[ours.places[:known].long()], x[:known].unsqueeze(1).expand(-1, top_k, -1))
+
+
+@pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 128, 8), (37, 8, 3), (130, 20, 8), (256, 128, 8)])
+def test_few_rows_are_dealt_in_one_launch_as_others_are(rows: int, experts: int, top_k: int, numbers: Numbers) -> None:
+    padding = rows // 4
+    x, choice = numbers.normal(rows, 24), numbers.choice(rows, experts, top_k, padding=padding)
+    together, twin = deal_together(x, choice, experts), PlainExperts().deal(x, choice, experts)
+    known, used = rows - padding, (rows - padding) * top_k
+    assert torch.equal(together.ends, twin.ends)
+    assert torch.equal(together.places[:known], twin.places[:known])
+    assert torch.equal(together.rows[:used], twin.rows[:used])
 
 
 def sums(numbers: Numbers, rows: int, width: int, *, sorted_rows: bool) -> tuple[Shares, Tensor]:

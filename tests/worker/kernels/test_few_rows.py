@@ -118,7 +118,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setattr(linear_int4_sm90, "int4_product", kernels.int4_many)
     for module, names, twin in (
         (int4_linear_triton, ("int4_fused_product", "int4_dequantised_product"), PlainInt4()),
-        (fp8_linear_triton, ("fp8_exact_product",), PlainFp8()),
+        (fp8_linear_triton, ("fp8_unpacked_product",), PlainFp8()),
     ):
         for name in names:
             monkeypatch.setattr(module, name, lambda x, matrix, twin=twin, **_: twin.linear(x, matrix))

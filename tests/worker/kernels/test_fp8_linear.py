@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,8 +17,8 @@ from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import fp8_inputs
 from modelserve_worker.kernels import fp8_linear, fp8_linear_triton
-from modelserve_worker.kernels.fp8_linear import repack_fp8
-from modelserve_worker.kernels.fp8_linear_triton import PLANES, fp8_grouped_with, fp8_product_with
+from modelserve_worker.kernels.fp8_linear import e4m3_precision, repack_fp8
+from modelserve_worker.kernels.fp8_linear_triton import PLANES, PRECISION, fp8_grouped_with, fp8_product_with
 from modelserve_worker.kernels.linear_tiles import LinearTile, SharedBuffers
 
 Kind = Literal["channel", "block"]
@@ -138,6 +140,73 @@ def test_inputs_are_rounded_by_row_as_the_twin_rounds_them(inputs, device) -> No
     bound = torch.maximum(x.double().abs() * 2.0**-4, scales.double() * 2.0**-10)
     assert ((back - x.double()).abs() <= bound * 1.0001).all()
     assert (back.abs().amax(1)[[0, 1, 2, 4]] > 0).all()
+
+
+def test_a_rows_scale_is_the_least_power_of_two_that_fits(device) -> None:
+    """From a largest element of 2^-118 on; scales of smaller ones would be below 2^-126."""
+    largest = torch.cat([2.0**exponent * (1 + torch.arange(128) / 128) for exponent in (-118, 0, 100)])
+    largest = largest.bfloat16().to(device)
+    x = torch.stack((largest, -largest / 3), 1)
+    rounded, scales = fp8_linear_triton.rounded_inputs(x)
+    assert torch.equal(scales, plain_rounded_inputs(x)[1])
+    assert (torch.frexp(scales)[0] == 0.5).all()
+    kept = e4m3_precision(largest).double()
+    assert torch.equal(unpaired(rounded.double())[:, 0] * scales[:, 0].double(), kept)
+    assert ((kept / scales[:, 0].double() <= 448) & (kept / scales[:, 0].double() > 224)).all()
+
+
+def rounded_as_few_rows_are(x: Tensor) -> Tensor:
+    """bfloat16 x through the assembly of the products of few rows."""
+    words = x.contiguous().view(torch.int16).numpy().reshape(-1).copy().view(np.uint32)
+    rounded = [ptx.run(assembly, [words], outputs=1)[0] for assembly in (PRECISION.value, few_rows_assembly())]
+    assert (rounded[0] == rounded[1]).all()
+    return ptx.halves(rounded[0]).view(x.shape)
+
+
+def few_rows_assembly() -> str:
+    """That of `linear_rows_sm90.cu`, with operands as Triton has them."""
+    source = Path(fp8_linear.__file__).with_name("linear_rows_sm90.cu").read_text()
+    (body,) = re.findall(r"u32 e4m3_precision\(u32 pair\) \{.*?asm\((.*?):", source, re.DOTALL)
+    return "".join(re.findall(r'"(.*?)"', body)).replace("\\n", "\n").replace("%", "$")
+
+
+def test_few_rows_round_every_bfloat16_to_the_nearest_of_four_bits() -> None:
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    rounded = rounded_as_few_rows_are(every)
+    finite = (every == 0) | (every.abs() >= 2.0**-126) & (every.abs() < 2.0**123)
+    assert torch.equal(rounded[finite], e4m3_precision(every[finite]).double())
+    assert rounded[~every.isfinite()].isnan().all(), "what is no number stays none"
+    normal = every[finite & (every != 0)]
+    as_e4m3 = torch.ldexp(
+        torch.frexp(normal.float())[0].to(torch.float8_e4m3fn).float(), torch.frexp(normal.float())[1]
+    )
+    assert torch.equal(e4m3_precision(normal).float(), as_e4m3)
+
+
+def test_a_row_is_rounded_one_way_at_every_number_of_rows(device) -> None:
+    """Up to 32 as they are read, more to e4m3: the same numbers, but for those below 2^-13 of a row's largest."""
+    elements, scale, exact = published(48, 320, "channel", device)
+    matrix = repack_fp8(elements, scale, rounds_inputs=True)
+    wide = torch.randn(512, 320, device=device) * torch.exp2(8 * torch.randn(512, 320, device=device))
+    x = wide.bfloat16()
+    kept = e4m3_precision(x)
+    if device.type == "cpu":
+        assert torch.equal(rounded_as_few_rows_are(x[:16]), kept[:16].double())
+    assert torch.equal(fp8_linear_triton.rounded_precision(x[:32]), kept[:32])
+    assert torch.equal(fp8_linear_triton.rounded_precision(x[:2, 60:]), kept[:2, 60:]), "a part of wider rows"
+    largest, shared = x.double().abs().amax(1, keepdim=True), SharedBuffers(device)
+    for rows in (1, 16, 17, 32, 33, 512):
+        rounded, scales = fp8_linear_triton.rounded_inputs(x[:rows])
+        back = unpaired(rounded.double())[:, :320] * scales.double()
+        far = (back - kept[:rows].double()).abs()
+        assert (far <= 2.0**-17 * largest[:rows]).all()
+        assert not far[x[:rows].double().abs() >= 2.0**-13 * largest[:rows]].any()
+        expected = kept[:rows].double() @ exact.t()
+        in_e4m3 = (rounded.double() @ matrix.elements.double().t()) * scales.double() * matrix.scales.double()
+        assert error(in_e4m3, expected) < 1e-4
+        if rows <= 33:  # the interpreter takes seconds for more
+            assert error(fp8_product_with(x[:rows], matrix, SPLIT, shared=shared), expected) < 4e-3
+        assert error(PlainFp8().linear(x[:rows], matrix), expected) < 8e-3
 
 
 def test_rounded_inputs_and_weights_multiply_in_one_order(device) -> None:

@@ -8,7 +8,7 @@ import emulated_global_decode
 import emulated_kernel
 import pytest
 import torch
-from attention_cases import decode_step, derived_keys, folded, key_weight, layout, rotation
+from attention_cases import decode_step, derived_keys, folded, key_weight, layout, padded_decodes, rotation
 from hopper import captured, on_hopper, point_decodes
 from launch_order import one_after_the_other
 from paged_case import PagedCase, relative_error
@@ -53,11 +53,8 @@ def test_the_emulated_kernel_equals_float64_attention(tmp_path: Path, beside: bo
     library = emulated_global_decode.library(tmp_path)
     for heads, group, contexts, most in ((2, 8, [333, 31], 2), (1, 3, [64, 1, 97], 4)):
         case = Case(heads, group, contexts, device="cpu", seed=heads)
-        slots = [*range(len(contexts))][::-1]
-        slots.insert(1, -1)
+        slots, decode = padded_decodes(case.paged)
         q = case.queries(len(slots))
-        decode = decode_step(case.paged, slots).decode
-        assert decode is not None
         output = emulated_global_decode.attended(
             library, case.paged, folded(q, case.weight, PAIRS), decode, key_weight=case.weight, rotation=case.rotation,
             most_splits=most, split_pages=1, beside=beside,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import int4_tiles
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.fp8_linear import Fp8Pairs, e4m3_precision
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 
 pytestmark = list(ON_HOPPER)
@@ -40,19 +41,20 @@ def int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Product]:
     return int4_elements(matrix, torch.float64), lambda x, **gate: int4_rows(x, matrix, **gate)
 
 
-def fp8(outputs: int, inputs: int) -> tuple[Tensor, Product]:
+def fp8(outputs: int, inputs: int, *, rounds: bool) -> tuple[Tensor, Product]:
     from modelserve_worker.kernels.linear_rows_sm90 import fp8_rows
 
     elements = (torch.randn((outputs, inputs), device=CUDA) * 64).to(torch.float8_e4m3fn)
     elements[0, :64] = torch.arange(64, device=CUDA).to(torch.uint8).view(torch.float8_e4m3fn)  # subnormals too
     scales = torch.rand(outputs, device=CUDA) * inputs**-0.5 / 64
-    matrix = Fp8Pairs(elements, scales, inputs, 0, True)
+    matrix = Fp8Pairs(elements, scales, inputs, 0, rounds)
     return fp8_elements(matrix, torch.float64), lambda x, **gate: fp8_rows(x, matrix, **gate)
 
 
 MAKERS = {
     "bfloat16": dense,
-    "fp8": fp8,
+    "fp8": partial(fp8, rounds=False),
+    "fp8 rounded": partial(fp8, rounds=True),
     **{f"int4_g{group}": lambda n, k, group=group: int4(n, k, group) for group in (32, 64, 128, 256)},
 }
 
@@ -64,7 +66,7 @@ def test_products_are_near_float64_and_the_same_bits_at_every_launch(name: str, 
     half = shape[0] // 2
     for rows in (1, 3, 8, 9, 16, 17, 32):
         x = torch.randn(rows, shape[1], device=CUDA).bfloat16()
-        expected = x.double() @ weight.t()
+        expected = (e4m3_precision(x) if name == "fp8 rounded" else x).double() @ weight.t()
         output = product(x)
         assert (output.double() - expected).norm() < 4e-3 * expected.norm()
         assert all(torch.equal(product(x), output) for _ in range(20)), "launched while the one before it ends"

@@ -9,7 +9,7 @@ import emulated_kernel
 import emulated_sliding_decode
 import pytest
 import torch
-from attention_cases import decode_step, layout
+from attention_cases import decode_step, layout, padded_decodes
 from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase, relative_error
 from torch import Tensor
@@ -54,10 +54,7 @@ def test_the_emulated_kernel_equals_float64_attention(
 ) -> None:
     """Queries and the rows' own keys, or all keys, are there only when the kernel ahead has ended."""
     case = case_of(heads, kernel.window, contexts, device="cpu", seed=kernel.window)
-    slots = [*range(len(contexts))][::-1]
-    slots.insert(1, -1)
-    decode = decode_step(case, slots).decode
-    assert decode is not None
+    slots, decode = padded_decodes(case)
     q = case.random(len(slots), heads * group, WIDTH)
     library = emulated_sliding_decode.library_of(kernel, tmp_path)
     for settled in (True, False):

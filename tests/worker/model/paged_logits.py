@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from full_logits import compute_logits, forward_hidden
-from model_checkpoints import WINDOW, load_checkpoint, random_tokens
+from model_checkpoints import WINDOW, load_checkpoint, random_tokens, reference_logits
 from torch import Tensor
 
 from modelserve.sizing.backends.table import KernelTable
@@ -71,6 +72,18 @@ class Replay:
     hits: int  # prompt tokens that were not computed
     host_hits: int  # of these, those that came from host memory
     largest_disagreement: float  # between two computations of one position
+
+
+@cache
+def expected(directory: Path, ids: tuple[int, ...]) -> Tensor:
+    """float32 [len(ids), vocab]: what transformers says of a checkpoint in one pass."""
+    return reference_logits(directory, list(ids))
+
+
+@cache
+def model_of(directory: Path) -> Gemma4ForCausalLM:
+    """In float32 on the CPU."""
+    return load_checkpoint(directory)
 
 
 def geometry_of(

@@ -11,6 +11,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS
 from modelserve_worker.kernels.experts import ExpertDoors, PlainExperts
 from modelserve_worker.kernels.experts_triton import TILES, TritonExperts
+from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
@@ -50,11 +51,37 @@ def test_kernels_and_plain_pytorch_say_the_same_of_a_layer(
     norm.weight.fill_(1.5)
     num_rows = torch.tensor([max(1, rows - 2)], dtype=torch.int32)
     (twin, twin_normed), (summed, normed) = (
-        layer(x.clone(), layer.route(x, num_rows), dense, added_norm=norm, scalar=None, next_weight=norm.weight)
+        layer(
+            x.clone(),
+            x,
+            layer.route(x, num_rows),
+            lambda _: dense,
+            added_norm=norm,
+            scalar=None,
+            next_weight=norm.weight,
+        )
         for layer in (plain, kernels)
     )
     for ours, theirs in ((summed, twin), (normed, twin_normed)):
         assert float((ours.double() - theirs.double()).norm() / theirs.double().norm()) < 1e-2
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+def test_the_mlp_multiplied_beside_experts_is_the_mlp(rows: int, architecture: ModelArchitecture) -> None:
+    layer = mixture(architecture, PlainExperts(), TensorParallel())
+    mlp = GatedMLP(architecture.hidden_size, architecture.intermediate_size, Placement(CPU, BF16), down_in_parts=False)
+    for matrix in (mlp.gate_up.matrix, mlp.down.matrix):
+        matrix.dense().normal_(std=matrix.columns**-0.5)
+    x, opened = torch.randn((2, rows, architecture.hidden_size)).to(BF16)
+    norm = RMSNorm(architecture.hidden_size, Placement(CPU, BF16), eps=1e-6)
+    norm.weight.fill_(1.5)
+    routed = layer.route(x, torch.tensor([rows - 1], dtype=torch.int32))
+    results = []
+    for layer.experts.branch_rows in (0, rows):
+        assert layer.experts.takes_mlp(rows) == bool(layer.experts.branch_rows)
+        results.append(layer(x.clone(), opened, routed, mlp, added_norm=norm, scalar=None, next_weight=norm.weight))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_there_is_a_tile_for_every_count_of_few_rows() -> None:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, reference_logits
-from paged_logits import Forced, Traffic, geometry_of, replay, scarce, scarce_logits, sequences, session
+from model_checkpoints import VARIANTS, WINDOW, random_tokens, reference_logits
+from paged_logits import (
+    Forced,
+    Traffic,
+    expected,
+    geometry_of,
+    model_of,
+    replay,
+    scarce,
+    scarce_logits,
+    sequences,
+    session,
+)
 from rank_logits import on_every_rank
 from torch import Tensor
 
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -27,16 +37,6 @@ TOLERANCE = 1e-4
 GAP = 2e-4  # greedy tokens may differ where the reference's two best logits are this close
 
 Checkpoint = Callable[[str], Path]
-
-
-@cache
-def expected(directory: Path, ids: tuple[int, ...]) -> Tensor:
-    return reference_logits(directory, list(ids))
-
-
-@cache
-def model_of(directory: Path) -> Gemma4ForCausalLM:
-    return load_checkpoint(directory)
 
 
 def check(directory: Path, traffic: Traffic, logits: list[Tensor]) -> None:

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
-from model_checkpoints import load_checkpoint, reference_logits
-from paged_logits import Traffic, geometry_of, replay, session
+from paged_logits import Traffic, expected, geometry_of, model_of, replay, session
 from torch import Tensor
 
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.scheduling.tails import Tail
 
 TOLERANCE = 1e-4
 
 Checkpoint = Callable[[str], Path]
-
-
-@cache
-def expected(directory: Path, ids: tuple[int, ...]) -> Tensor:
-    return reference_logits(directory, list(ids))
-
-
-@cache
-def model_of(directory: Path) -> Gemma4ForCausalLM:
-    return load_checkpoint(directory)
 
 
 def largest_difference(directory: Path, traffic: Traffic, logits: list[Tensor], positions: list[list[int]]) -> float:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modelserve.sizing.dequantisation import bytes_beside, kernels, scratch_bytes
 from modelserve.sizing.weights import WeightTensor
 from modelserve.weight_format import StoredType, TextLinear
+from modelserve_worker.kernels.fp8_linear import e4m3_precision
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix, StoredMatrix, stored_matrix
 
@@ -59,6 +60,26 @@ def test_elements_and_products_are_those_of_float64(name: str) -> None:
     assert float((matrix.dense().double() - columns).abs().max()) <= 2**-24 * float(expected.abs().max())
     rounded, _ = filled(name, torch.bfloat16)
     assert torch.equal(rounded.dense(), columns.bfloat16())  # rounded once
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_are_rounded_where_the_checkpoint_was_made_for_it(dtype: torch.dtype) -> None:
+    """Blocks' and experts' inputs are not: no kernel does so at all numbers of rows."""
+    x = torch.randn((3, COLUMNS), generator=torch.Generator().manual_seed(6)).to(dtype)
+    for name in ("fp8_channel", "fp8_tensor", "fp8_block"):
+        for experts in (0, 2):
+            stored = FORMATS[name].model_copy(update={"fp8_activations": True})
+            placement = Placement(CPU, dtype, weight_format=stored)
+            linear = TextLinear.EXPERT_DOWN if experts else TextLinear.DOWN
+            matrix = stored_matrix(linear, [ROWS], COLUMNS, placement, experts=experts)
+            assert isinstance(matrix, Fp8Matrix)
+            assert matrix.rounds_inputs == (name != "fp8_block" and not experts)
+    matrix, _ = filled("fp8_channel", dtype)
+    assert isinstance(matrix, Fp8Matrix)
+    as_it_is, of_rounded = matrix.linear(x), matrix.linear(e4m3_precision(x))
+    matrix.rounds_inputs = True
+    assert torch.equal(matrix.linear(x), of_rounded)
+    assert not torch.equal(of_rounded, as_it_is)
 
 
 class KernelTrace(TorchDispatchMode):

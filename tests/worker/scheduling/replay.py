@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
+from modelserve.planning.mixed_steps import crowd_tokens, min_mixed_tokens
 from modelserve.planning.step_time import NO_ROWS, PromptRows, RankSpeed
 from modelserve.sizing.cuda_graphs import mixed_graph_sizes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
@@ -52,6 +53,8 @@ class Replay:
             max_num_mixed_tokens=max_num_mixed_tokens,
             doubling_context=self.rank.doubling_context,
             captured_rows=mixed_graph_sizes(CHUNK),
+            min_num_mixed_tokens=min_mixed_tokens(self.rank, max_num_mixed_tokens),
+            crowd_tokens=crowd_tokens(self.rank, max_num_mixed_tokens),
         )
         self.now = 0.0
         self.sent: dict[str, float] = {}
@@ -86,6 +89,7 @@ class Replay:
         """As the engine's loop has it: what comes while a step runs is in none that was scheduled before its end."""
         for request in self._queue.take():
             self._scheduler.add(request)
+        self._scheduler.held_back.tell(self._queue.held_back_tokens)
         oldest, self._in_flight = self._in_flight, None
         ended = 0
         if oldest is not None and self.limits.answers_first(oldest):
@@ -121,5 +125,5 @@ class Replay:
 
 def added(left: PromptRows, right: PromptRows) -> PromptRows:
     """The rows of both, in one step."""
-    pairs = zip(astuple(left), astuple(right), strict=True)
+    pairs = zip(left, right, strict=True)
     return PromptRows(*(one + other for one, other in pairs))

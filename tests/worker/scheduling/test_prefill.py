@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -199,19 +197,31 @@ def test_a_prompt_that_fits_has_the_whole_step_and_a_longer_one_the_steps_of_lon
     assert [limits.prefill_tokens(0, left, longest) for longest in (1, 8192, 8193)] == [8192, 8192, 2048]
 
 
-def test_many_waiting_prompts_have_longer_steps_and_a_long_one_has_none() -> None:
-    def limits(mixed: int, doubling_context: float = 82_700) -> SchedulerLimits:
-        return SchedulerLimits(8192, 64, 131_072, (), mixed, doubling_context)
+def test_many_waiting_prompts_have_longer_steps_and_few_have_shorter_ones() -> None:
+    def limits(mixed: int, crowd: float = 15_000) -> SchedulerLimits:
+        return SchedulerLimits(
+            8192, 64, 131_072, (), mixed, 82_700, min_num_mixed_tokens=mixed // 2, crowd_tokens=crowd
+        )
 
     rows = [
         limits(512).prefill_tokens(1, np.array(left), 126_000) + 1
-        for left in ([126_000], [8192] * 4, [8192] * 6, [126_000] * 6, [8192] * 32, [200] * 32)
+        for left in ([126_000], [8192] * 4, [8192] * 6, [126_000] * 6, [8192] * 32, [200] * 32, [2000], [200] * 10)
     ]
-    assert rows == [512, 512, 768, 768, 2048, 512]
+    assert rows == [512, 768, 1280, 1280, 1536, 512, 256, 256]
     many = np.array([8192] * 64)
-    assert limits(128).prefill_tokens(1, many, 8192) + 1 == 512, "four times a mixed step"
+    assert limits(128).prefill_tokens(1, many, 8192) + 1 == 384, "three times a mixed step"
     assert limits(4096).prefill_tokens(1, many, 8192) + 1 == 4096, "never less than a mixed step"
-    assert limits(512, math.inf).prefill_tokens(1, many, 8192) + 1 == 512, "not on the CPU"
+    unknown = SchedulerLimits(8192, 64, 17_000, (), 512)
+    assert [unknown.prefill_tokens(1, left, 8192) + 1 for left in (many, np.array([200]))] == [512, 512]
+
+
+def test_what_is_held_back_counts_as_what_waits_here() -> None:
+    limits = SchedulerLimits(8192, 64, 131_072, (), 512, min_num_mixed_tokens=256, crowd_tokens=15_000)
+    left = np.array([200])
+    assert [limits.prefill_tokens(1, left, 200, held_back=n) + 1 for n in (0, 1000, 5000, 30_000, 10**6)] == [
+        256, 256, 512, 1024, 1536,
+    ]  # fmt: skip
+    assert limits.prefill_tokens(0, left, 200, held_back=10**6) == 8192, "beside nobody it changes nothing"
 
 
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:

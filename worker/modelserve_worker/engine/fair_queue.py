@@ -4,6 +4,7 @@ The engine serves first come, first served, which is fair only among those that 
 than it can run, and everybody else waits here, where a call of 512 prompts is one of many calls and 500 calls of one
 client are one client. A few places stay free of a call that holds at least as much as all others together, and, while
 others are about, of a client that has its equal part: who asks for little never waits for the end of somebody's work.
+How many prompt tokens are held back for the turns' sake is told to the engine, which makes its steps as long.
 """
 
 from __future__ import annotations
@@ -62,10 +63,18 @@ class FairQueue:
         self._sent_by_client: dict[str, int] = {}
         self._seen: OrderedDict[str, float] = OrderedDict()  # when a client last called
         self._unstarted_tokens = self._num_unstarted = 0
+        self._waiting_tokens = 0  # of each prompt at most a step's
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def held_back_tokens(self) -> int:
+        """Prompt tokens of those that wait for their turn alone: as many requests as there are places free, each with
+        the mean of all that wait, at most a step's. Who waits for a place waits for an answer to end, not for steps."""
+        places = min(max(0, self._limits.places - len(self._sent)), len(self._waiting))
+        return self._waiting_tokens * places // max(1, len(self._waiting))
 
     def add(self, client: str, requests: Sequence[Request]) -> None:
         """One call's requests, taken whole where there is room for the first. Raises EngineBusy when there is none.
@@ -88,6 +97,7 @@ class FairQueue:
         call = _Call(client, deque(requests))
         self._clients.setdefault(client, OrderedDict())[id(call)] = call
         self._waiting |= {request.request_id: call for request in requests}
+        self._waiting_tokens += sum(map(self._step_share, requests))
 
     def take(self) -> list[Request]:
         """Requests that the engine is to have now."""
@@ -98,6 +108,7 @@ class FairQueue:
                 break
             request = call.waiting.popleft()
             del self._waiting[request.request_id]
+            self._waiting_tokens -= self._step_share(request)
             self._forget_if_empty(call)
             tokens = len(request.prompt_token_ids)
             self._sent[request.request_id] = _Sent(call, tokens)
@@ -127,9 +138,14 @@ class FairQueue:
         call = self._waiting.pop(request_id, None)
         if call is None:
             return False
-        call.waiting = deque(request for request in call.waiting if request.request_id != request_id)
+        (left,) = (request for request in call.waiting if request.request_id == request_id)
+        call.waiting.remove(left)
+        self._waiting_tokens -= self._step_share(left)
         self._forget_if_empty(call)
         return True
+
+    def _step_share(self, request: Request) -> int:
+        return min(len(request.prompt_token_ids), self._limits.step_tokens)
 
     def _next_call(self) -> _Call | None:
         """The next client's next call that may go on, both moved to the end of their turns."""

@@ -15,7 +15,17 @@ from typing import Any
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.engine.wire import Abort, Command, FrameReader, Refusal, StepReport, Stop, Stopped, encode
+from modelserve_worker.engine.wire import (
+    Abort,
+    Command,
+    FrameReader,
+    HoldingBack,
+    Refusal,
+    StepReport,
+    Stop,
+    Stopped,
+    encode,
+)
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput
 
@@ -102,6 +112,9 @@ class EngineLoop:
         for command in self._front_end.receive():
             if isinstance(command, Stop):
                 return False
+            if isinstance(command, HoldingBack):
+                self._engine.scheduler.held_back.tell(command.prompt_tokens)
+                continue
             try:
                 output = self._carry_out(command)
             except InvalidInput as error:

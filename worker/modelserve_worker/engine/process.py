@@ -32,7 +32,9 @@ from modelserve_worker.engine.measured_drafts import measured_drafts
 from modelserve_worker.engine.measured_speed import MeasuredSpeed
 from modelserve_worker.engine.wire import (
     Abort,
+    Command,
     FrameReader,
+    HoldingBack,
     Loading,
     Ready,
     StartFailed,
@@ -99,6 +101,7 @@ class EngineProcess(asyncio.Protocol):
     ) -> None:
         """`without_drafter`: why the drafter that was asked for is left out."""
         self._queue = FairQueue(limits)
+        self._told_held_back = 0
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -183,6 +186,7 @@ class EngineProcess(asyncio.Protocol):
                     else:
                         self._streams[request.request_id] = None
                         self._send(Abort(request.request_id))
+            self._tell_held_back()
 
     def abort(self, request_id: str) -> None:
         """See EngineClient. The request's last output, with ABORT, still comes."""
@@ -192,6 +196,7 @@ class EngineProcess(asyncio.Protocol):
         if self._queue.remove(request_id):
             del self._streams[request_id]
             stream.take(RequestOutput(request_id, (), FinishReason.ABORT))
+            self._tell_held_back()
         else:
             self._send(Abort(request_id))
 
@@ -289,8 +294,16 @@ class EngineProcess(asyncio.Protocol):
     def _send_next(self) -> None:
         for request in self._queue.take():
             self._send(request)
+        self._tell_held_back()
 
-    def _send(self, command: Request | Abort | Stop) -> None:
+    def _tell_held_back(self) -> None:
+        """Whoever came, went or left has changed what waits here, and no step is to be as long as for what it was."""
+        tokens = self._queue.held_back_tokens
+        if tokens != self._told_held_back:
+            self._told_held_back = tokens
+            self._send(HoldingBack(tokens))
+
+    def _send(self, command: Command) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(command))
 

@@ -30,11 +30,19 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldingBack:
+    """So many prompt tokens are held back in the front end, of requests that have a place in the engine as soon as
+    their turn comes; of each at most a step's. The latest number holds."""
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End after the current step."""
 
 
-Command = Request | Abort | Stop
+Command = Request | Abort | HoldingBack | Stop
 """What the front end sends; a Request is to be added."""
 
 

@@ -1,4 +1,5 @@
-"""`modelserve-worker kernels`: compile the kernels of a model ahead, into a folder that an image or a volume carries.
+"""Compiles the kernels of a model ahead: `modelserve-worker kernels` into a folder that an image or a volume carries,
+and a start whose kernel cache is empty (`kernels_ahead`).
 
 Needs no GPU. What is compiled is what `kernel_trace` finds that the
 table of kernels launches; what a start-up then looks for in the folder has the same
@@ -12,11 +13,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,8 +39,16 @@ from modelserve.sizing.backends.resolve import takes_model
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
+from modelserve_worker.execution.parent_process import end_with_parent
 from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
-from modelserve_worker.kernels.kernel_cache import DRIVER_LIBRARY, c_compiler, name_alike, shipped_folder
+from modelserve_worker.kernels.kernel_cache import (
+    DRIVER_LIBRARY,
+    ShippedFirst,
+    c_compiler,
+    name_alike,
+    shipped_folder,
+    write_error,
+)
 from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
 
 LEAST_CAPABILITY = 80
@@ -60,26 +72,67 @@ def build_kernels(
         raise InvalidInput("launchers of kernels are built with a C compiler, and there is none: install gcc or set CC")
     output.mkdir(parents=True, exist_ok=True)
     began, count = time.monotonic(), 0
-    with tempfile.TemporaryDirectory(prefix="modelserve-kernels-") as stubs:
-        cuda_folder = _cuda_library_folder(Path(stubs))
-        for capability in capabilities:
-            initializer = functools.partial(_begin, str(output), cuda_folder, capability)
-            # Its processes are of this target alone: Triton and the trace keep what they know of a GPU.
-            with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=initializer) as pool:
-                driver = pool.submit(_build_driver)
-                traced = pool.submit(
-                    kernel_launches, architecture, args, capability=capability, weight_format=weight_format
-                )
-                running = [pool.submit(_compile, launch) for launch in traced.result()]
-                for each in (driver, *running):
-                    each.result()
-                count += len(running)
+    for capability in capabilities:
+        # A process for each target: Triton and the trace keep what they know of a GPU.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as one:
+            built = one.submit(
+                compile_kernels, architecture, args, weight_format=weight_format, output=output, capability=capability,
+                processes=processes,
+            )  # fmt: skip
+            count += built.result()
     sys.stderr.write(f"{count} kernels in {output}, {time.monotonic() - began:.0f} s\n")
     return count
 
 
-def _begin(cache: str, cuda_folder: str | None, capability: int) -> None:
-    """In a process of the pool: where results go, where the driver's library or its stand-in lies, and the target."""
+def compile_kernels(
+    architecture: ModelArchitecture,
+    args: EngineArgs,
+    *,
+    weight_format: WeightFormat | None,
+    output: Path,
+    capability: int,
+    processes: int,
+    shipped_first: bool = False,
+) -> int:
+    """Compile into `output`, `processes` at a time, what a rank launches on a GPU of `capability`; returns how many.
+
+    For a process of its own that uses no GPU. Each kernel is compiled while the others are still looked for. With
+    `shipped_first` a kernel that came with the program is not compiled. Raises InvalidInput where model and arguments
+    do not fit, and whatever a compilation failed with, when the others have ended.
+    """
+    gc.freeze()  # what is imported stays shared with the processes that are forked now
+    with tempfile.TemporaryDirectory(prefix="modelserve-kernels-") as stubs:
+        begin = functools.partial(
+            _begin_process, str(output), _cuda_library_folder(Path(stubs)), capability, shipped_first
+        )
+        with ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=begin) as pool:
+            running = [pool.submit(_build_driver)]  # all processes are forked here, before anything is traced
+            kernel_launches(
+                architecture, args, capability=capability, weight_format=weight_format,
+                found=lambda launch: running.append(pool.submit(_compile, launch)),
+            )  # fmt: skip
+        for each in running:
+            each.result()
+    return len(running) - 1
+
+
+def kernel_folder() -> Path | None:
+    """Where a start on this machine would put what it compiles; None where it can compile nothing, or keep nothing."""
+    folder = Path(triton.knobs.cache.dir)
+    return folder if c_compiler() is not None and write_error(folder) is None else None
+
+
+def _begin_process(cache: str, cuda_folder: str | None, capability: int, shipped_first: bool) -> None:
+    """In a process of the pool."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent's end is theirs
+    threading.Thread(target=end_with_parent, name="parent-watcher", daemon=True).start()
+    _begin(cache, cuda_folder, capability, shipped_first)
+
+
+def _begin(cache: str, cuda_folder: str | None, capability: int, shipped_first: bool = False) -> None:
+    """In this process: where results go, where the driver's library or its stand-in lies, and the target."""
+    if shipped_first:
+        triton.knobs.cache.manager_class = ShippedFirst
     triton.runtime.driver.set_active(TargetDriver(capability))
     triton.knobs.cache.dir = cache
     name_alike()

@@ -3,7 +3,7 @@
 The decoder, its attention backend and the sampler run every step that start-up captures, on torch's fake tensors of a
 CUDA device that need not exist. Triton specialises each launch as it would there (types, integers that are 1 or divide
 by 16, alignment of pointers) and hands it over instead of compiling it. So no list of kernels has to be kept in step
-with the code that launches them. Only one launch per specialisation is kept.
+with the code that launches them. Only one launch per specialisation is kept, and of layers that are alike one is run.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -126,17 +126,25 @@ def kernel_launches(
     capability: int,
     weight_format: WeightFormat | None = None,
     at_start: bool = True,
+    found: Callable[[Launch], object] = lambda _: None,
 ) -> list[Launch]:
     """Every launch of rank 0 while it starts and serves, for a GPU of `capability` (90 for sm_90).
 
     Without `at_start` also those that no start compiles: chunks of rows that see what is behind them, token masks.
-    `weight_format` None is an unquantised checkpoint. `args.model` is not read. Raises InvalidInput where model and
-    arguments do not fit. For a process of its own: while this runs, no kernel can be launched.
+    `found` hears of each one as soon as it is found. `weight_format` None is an unquantised checkpoint. `args.model` is
+    not read. Raises InvalidInput where model and arguments do not fit. For a process of its own: while this runs, no
+    kernel can be launched.
     """
     launches: dict[Launch, None] = {}
+
+    def note(launch: Launch) -> None:
+        if launch not in launches:
+            launches[launch] = None
+            found(launch)
+
     with (
         warnings.catch_warnings(),
-        launches_go_to(launches.setdefault, capability),
+        launches_go_to(note, capability),
         torch.inference_mode(),
         FakeTensorMode(),
     ):
@@ -187,6 +195,8 @@ def _run_steps(
     model = Gemma4ForCausalLM(architecture, placement)
     for _, matrix in model.stored_matrices():
         matrix.repack()
+    _run_unlike_layers(model)
+    _sample(architecture, args, operations, parallel, masked=not at_start)  # first: they take the longest to compile
     with unset_fake_temporarily():
         tables = BlockTables(geometry, **sizes, device=_CPU)
     tables.device = {kind: _on_cuda(table) for kind, table in tables.device.items()}
@@ -229,7 +239,20 @@ def _run_steps(
                     _run(model, attention, _on_cuda(dataclasses.replace(step, last_keys=step.positions)), most_rows)
                 for chunks in (1, MANY_CHUNKS) if step.chunks is not None and rows in UNCAPTURED_ROWS else ():
                     _run(model, attention, _on_cuda(_with_chunks(step, chunks)), most_rows)
-    _sample(architecture, args, operations, parallel, masked=not at_start)
+
+
+def _run_unlike_layers(model: Gemma4ForCausalLM) -> None:
+    """From now on a step goes through one layer of every kind, and past the others as if they were not there."""
+    shape, layers = model.architecture, range(model.architecture.num_hidden_layers)
+    narrowing = shape.last_owning_layer  # of which a step keeps fewer rows than it has got
+    kinds = {(shape.kind(layer), shape.owns_cache(layer)): layer for layer in layers if layer != narrowing}
+    stored = {shape.producer(layer) for layer in layers[narrowing + 1 :]}  # whose rows later layers read
+    for layer in set(layers) - {narrowing, *kinds.values(), *stored}:
+        model.decoder_layer(layer).forward = _passed_by  # type: ignore[method-assign]
+
+
+def _passed_by(x: Tensor, normed: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    return x, normed
 
 
 def _run(model: Gemma4ForCausalLM, attention: Any, step: Step, columns: int) -> None:

@@ -18,9 +18,9 @@ from modelserve.sizing.memory import memory_plan, overhead_terms
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
 from modelserve.termination import TerminationReason
 from modelserve.weight_format import WeightFormat
+from modelserve_worker.execution.container_limits import MEMORY_LIMITS, meminfo_bytes, memory_limit_bytes
 
 UNLIMITED_CPU_SHARE = Decimal("0.5")  # of available memory, where neither EngineArgs nor a cgroup sets a limit
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 class InsufficientMemory(DoesNotFit):
@@ -145,16 +145,12 @@ def cpu_memory_use(
     return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)
 
 
-def cpu_limit_bytes(args: EngineArgs, *, cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+def cpu_limit_bytes(args: EngineArgs, *, cgroup_limits: tuple[Path, ...] = MEMORY_LIMITS) -> int:
     """Bytes all ranks may use on the CPU: cpu_memory_bytes, else the container's limit, else half of what is free."""
     if args.cpu_memory_bytes is not None:
         return args.cpu_memory_bytes
-    machine = _meminfo_bytes("MemTotal")
-    for path in cgroup_limits:
-        text = path.read_text().strip() if path.exists() else "max"
-        if text != "max" and int(text) < machine:  # cgroup v1 says "no limit" with a huge number
-            return int(text)
-    return int(_meminfo_bytes("MemAvailable") * UNLIMITED_CPU_SHARE)
+    limit = memory_limit_bytes(paths=cgroup_limits)
+    return int(meminfo_bytes("MemAvailable") * UNLIMITED_CPU_SHARE) if limit is None else limit
 
 
 def negotiate_model_len(
@@ -185,11 +181,3 @@ def negotiate_model_len(
             shortfall_bytes=needed - pool_bytes,
         )
     return possible
-
-
-def _meminfo_bytes(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    raise InvalidInput(f"/proc/meminfo lacks {name}; set cpuMemoryBytes", field="cpuMemoryBytes")

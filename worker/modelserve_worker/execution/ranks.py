@@ -38,6 +38,7 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import FailedStep, Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.memory_report import MemoryReport
+from modelserve_worker.execution.parent_process import end_with_parent
 from modelserve_worker.execution.process_group import abort_collectives
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
@@ -70,21 +71,24 @@ class LaunchedReplica:
     captured_rows: tuple[int, ...]  # of steps with prompts, rising
 
 
-def launch(args: EngineArgs, *, progress: ProgressCallback | None = None) -> LaunchedReplica:
+def launch(
+    args: EngineArgs, *, progress: ProgressCallback | None = None, compilers: Path | None = None
+) -> LaunchedReplica:
     """Start all ranks: load weights, measure memory, size and allocate the pool, run a profile step.
 
-    `progress` hears of rank 0's loading. Raises InvalidInput (InvalidCheckpoint, AcceleratorMismatch among them),
-    InsufficientMemory, or RankDiedError when another rank ends before it is ready.
+    `progress` hears of rank 0's loading. `compilers`: whose kernels are waited for (`kernels_ahead`). Raises
+    InvalidInput (InvalidCheckpoint, AcceleratorMismatch among them), InsufficientMemory, or RankDiedError when another
+    rank ends before it is ready.
     """
     if args.tensor_parallel_size == 1:
-        started = start_rank(args, rank=0, init_method="", progress=progress)
+        started = start_rank(args, rank=0, init_method="", progress=progress, compilers=compilers)
         return _replica(started, started.runner)
     # One node, so gloo's ranks meet on the loopback, which every pod has.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    workers = WorkerRanks(args)
+    workers = WorkerRanks(args, compilers)
     try:
         started = workers.start_beside(
-            lambda: start_rank(args, rank=0, init_method=workers.init_method, progress=progress)
+            lambda: start_rank(args, rank=0, init_method=workers.init_method, progress=progress, compilers=compilers)
         )
     except BaseException:
         workers.stop()
@@ -128,7 +132,7 @@ def token_checksum(tokens: SampledTokens) -> int:
 class WorkerRanks:
     """The child processes of ranks 1..n-1, and a thread that notices the first death among them."""
 
-    def __init__(self, args: EngineArgs) -> None:
+    def __init__(self, args: EngineArgs, compilers: Path | None = None) -> None:
         """Spawn the processes; they start like rank 0 and wait for it at `init_method`."""
         self._folder = tempfile.TemporaryDirectory(prefix="modelserve-ranks-")
         self.init_method = f"file://{Path(self._folder.name) / 'rendezvous'}"
@@ -141,7 +145,7 @@ class WorkerRanks:
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_worker_main,
-                args=(args, rank, self.init_method, theirs, self._ring.name),
+                args=(args, rank, self.init_method, theirs, self._ring.name, compilers),
                 name=f"modelserve-rank-{rank}",
                 daemon=True,
             )
@@ -356,13 +360,15 @@ def _ranked(step: PendingStep, workers: WorkerRanks) -> PendingStep:
     return _RankedStep(step, workers)
 
 
-def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Connection, ring_name: str) -> None:
+def _worker_main(
+    args: EngineArgs, rank: int, init_method: str, last_words: Connection, ring_name: str, compilers: Path | None
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; rank 0 decides when to end
-    threading.Thread(target=_end_with_parent, name="parent-watcher", daemon=True).start()
+    threading.Thread(target=end_with_parent, name="parent-watcher", daemon=True).start()
     try:
         ring = RankRing(args.tensor_parallel_size - 1, name=ring_name)
         tell = functools.partial(ring.report, rank - 1)
-        started = start_rank(args, rank=rank, init_method=init_method, on_host_progress=tell)
+        started = start_rank(args, rank=rank, init_method=init_method, on_host_progress=tell, compilers=compilers)
         worker_loop(started.runner, ring, rank - 1)
         started.runner.shutdown()
         ring.close()
@@ -373,13 +379,6 @@ def _worker_main(args: EngineArgs, rank: int, init_method: str, last_words: Conn
             last_words.send(f"rank {rank}: {type(error).__name__}: {error}")
         # Not a normal exit: a thread of a broken communicator could hold it up for minutes.
         os._exit(1)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a rank is always a child process"
-    wait([parent.sentinel])
-    os._exit(1)
 
 
 def _replica(started: StartedRank, runner: ModelRunner) -> LaunchedReplica:

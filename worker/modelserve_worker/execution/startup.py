@@ -78,9 +78,11 @@ def start_rank(
     init_method: str,
     progress: ProgressCallback | None = None,
     on_host_progress: Callable[[HostProgress], None] | None = None,
+    compilers: Path | None = None,
 ) -> StartedRank:
     """Start one rank; all ranks of a group call this with the same `args` and meet in its collectives. Host memory for
-    cached pages is pinned from then on, in the background.
+    cached pages is pinned from then on, in the background. `compilers`: kernels that are in no cache are waited for
+    while the lock of this file is held (`kernels_ahead`).
 
     Raises InvalidInput (and its subclasses for checkpoint and device), InsufficientMemory, and TerminalError where a
     kernel can be neither found nor compiled.
@@ -117,6 +119,8 @@ def start_rank(
     model = load_model(
         architecture, directory, placement, load_format=args.load_format, seed=args.seed, progress=progress
     )
+    if table.on_kernels:  # not before: what loads and joins runs few kernels, and those are here sooner
+        kernel_cache.wait_for_compilers(compilers)
     if model.operations.exact:
         with compilations():
             check_exact(model)

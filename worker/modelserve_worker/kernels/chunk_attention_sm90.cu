@@ -41,12 +41,7 @@ enum Barrier { WEIGHTS_0 = 1, WEIGHTS_1, CONSUMERS, OWN_0, OWN_1 };
 __device__ __forceinline__ void decay_output(float (&o)[128], float first, float second) {
   if (!__any_sync(0xFFFFFFFFu, first != 1.0f || second != 1.0f)) return;
 #pragma unroll
-  for (int i = 0; i < 128; i += 4) {
-    o[i] *= first;
-    o[i + 1] *= first;
-    o[i + 2] *= second;
-    o[i + 3] *= second;
-  }
+  for (int i = 0; i < 128; i += 4) o[i] *= first, o[i + 1] *= first, o[i + 2] *= second, o[i + 3] *= second;
 }
 
 // What one CTA works on.

@@ -23,7 +23,7 @@ import triton
 from cuda.bindings import driver, nvrtc
 
 from modelserve_worker.kernels.compute_stream import check_compute_stream
-from modelserve_worker.kernels.kernel_cache import shipped_folder
+from modelserve_worker.kernels.kernel_cache import awaited, shipped_folder
 from modelserve_worker.kernels.launching import noting
 
 logger = logging.getLogger(__name__)
@@ -95,9 +95,8 @@ def kept(source: CudaSource) -> bytes:
     parts = *source.texts().values(), repr(source.options).encode(), f"{major}.{minor}".encode()
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()
     file = f"{Path(source.file).stem}-{name}.cubin"
-    for folder in (shipped_folder(), Path(triton.knobs.cache.dir)):
-        with contextlib.suppress(OSError):
-            return (folder / file).read_bytes()
+    if found := awaited(lambda: _in_cache(file)):
+        return found
     cubin, _ = compiled(source)
     path = Path(triton.knobs.cache.dir) / file
     try:
@@ -108,6 +107,14 @@ def kept(source: CudaSource) -> bytes:
     except OSError as error:
         logger.warning("the compiled %s is not kept, and the next start compiles it again: %s", source.file, error)
     return cubin
+
+
+def _in_cache(file: str) -> bytes:
+    """What a folder of the cache has under this name; empty where none has it."""
+    for folder in (shipped_folder(), Path(triton.knobs.cache.dir)):
+        with contextlib.suppress(OSError):
+            return (folder / file).read_bytes()
+    return b""
 
 
 @cache

@@ -58,6 +58,60 @@ def copy_rows(x, experts, places, dealt, WIDTH: tl.constexpr, BLOCK: tl.constexp
             tl.store(dealt + place * WIDTH + column, values, mask=inside)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def deal_rows(
+    x,  # [rows, WIDTH]
+    experts,  # int32 [rows, K]
+    places,  # int32 [rows, K]
+    ends,  # int32 [EXPERTS]
+    dealt,  # [rows K, WIDTH]
+    rows,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,  # a power of two from rows K on
+):
+    """A program for each row and each expert looks at all choices, copies its row, and says where its expert ends."""
+    launch_dependents()
+    wait_for_prerequisites()
+    member = tl.program_id(0)
+    offset = tl.arange(0, SLOTS)
+    chosen = tl.load(experts + offset, mask=offset < rows * K, other=NOBODY)
+    if member < EXPERTS:
+        tl.store(ends + member, tl.sum((chosen <= member).to(tl.int32), axis=0))
+    if member < rows:
+        column, choice = tl.arange(0, BLOCK), tl.arange(0, triton.next_power_of_2(K))
+        inside = column < WIDTH
+        values = tl.load(x + member * WIDTH + column, mask=inside, other=0.0)
+        slots = member * K + choice
+        own = tl.load(experts + slots, mask=choice < K, other=NOBODY)
+        before = (chosen[None, :] < own[:, None]) | (
+            (chosen[None, :] == own[:, None]) & (offset[None, :] < slots[:, None])
+        )
+        place = tl.sum(before.to(tl.int32), axis=1)
+        tl.store(places + slots, place, mask=own != NOBODY)
+        for each in tl.static_range(K):
+            mine = choice == each
+            if tl.sum(tl.where(mine, own, 0), axis=0) != NOBODY:
+                to = tl.sum(tl.where(mine, place, 0), axis=0)
+                tl.store(dealt + to.to(tl.int64) * WIDTH + column, values, mask=inside)
+
+
+def deal_together(x: Tensor, choice: Choice, experts: int) -> DealtRows:
+    """`ExpertDoors.deal` in one launch, of so few rows that each of its programs may look at all choices."""
+    (rows, width), top_k = x.shape, choice.experts.shape[1]
+    places = torch.empty_like(choice.experts)
+    ends = torch.empty(experts, dtype=torch.int32, device=x.device)
+    dealt = torch.empty((rows * top_k, width), dtype=x.dtype, device=x.device)
+    slots = max(16, triton.next_power_of_2(rows * top_k))
+    launch(
+        deal_rows, (max(rows, experts),), x, choice.experts, places, ends, dealt, rows, EXPERTS=experts, SLOTS=slots,
+        **(_copy_launch(width, top_k) | {"num_warps": 8}),
+    )  # fmt: skip
+    return DealtRows(dealt, ends, places)
+
+
 def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
     """`ExpertDoors.deal`, in two launches."""
     (rows, width), top_k = x.shape, choice.experts.shape[1]

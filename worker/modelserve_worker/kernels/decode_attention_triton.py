@@ -27,11 +27,11 @@ from modelserve_worker.kernels.dependent_launch import (
 )
 from modelserve_worker.kernels.segment_rows import (
     online_softmax,
+    own_split,
     prefetch_page,
     query_rows,
     result_rows,
     segment_of,
-    split_range,
     visible_keys,
 )
 
@@ -77,16 +77,9 @@ def split_decode(
     launch_dependents()
     compute: tl.constexpr = q.dtype.element_ty
     tiles_per_page: tl.constexpr = PAGE // TILE
-    head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
-    slot = tl.load(slots + segment).to(tl.int64)
-    begin, end = split_range(start, last, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
-    active = (begin < end) & (start >= 0)
-    if PART < ROWS:
-        head, part = head % KV_HEADS, head // KV_HEADS
-        start, row = start + part * PART, row + part * PART
-        last = tl.minimum(last, start + PART - 1)
-        active = active & (start <= last)
+    head, split, slot, start, last, row, begin, end, active = own_split(
+        slots, starts, lengths, firsts, KV_HEADS, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+    )
     entry = begin
     if ENTRIES:
         entry = begin % ENTRIES
@@ -191,16 +184,9 @@ def split_decode_v_only(
     narrow: tl.constexpr = D // 2 - 2 * PAIRS
     turned_1: tl.constexpr = D - 2 * PAIRS  # columns of the first numbers of pairs, then of the second ones
     turned_2: tl.constexpr = D - PAIRS
-    head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
-    slot = tl.load(slots + segment).to(tl.int64)
-    begin, end = split_range(start, last, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
-    active = (begin < end) & (start >= 0)
-    if PART < ROWS:
-        head, part = head % KV_HEADS, head // KV_HEADS
-        start, row = start + part * PART, row + part * PART
-        last = tl.minimum(last, start + PART - 1)
-        active = active & (start <= last)
+    head, split, slot, start, last, row, begin, end, active = own_split(
+        slots, starts, lengths, firsts, KV_HEADS, PAGE, 0, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+    )
     first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
     plane = arena + origin + first_page * page_stride + head * (PAGE * D)
     prefetch_page(plane + v_offset, active, PAGE * D)

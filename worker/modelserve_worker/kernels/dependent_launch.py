@@ -13,7 +13,9 @@ before is complete and its writes are visible. Each Triton kernel here begins wi
 - what a kernel ahead of one that *settles* wrote. Such a kernel lets others start only after its own wait, so whatever
   starts behind it, at once or later, finds all complete that came before it. It is read past the first cache. A dense
   product that settles stands between a router and the experts that it chose, whose matrices so stream while that
-  product ends (`chosen_rows_sm90`), and the first product of experts settles for the sum of both branches.
+  product ends (`chosen_rows_sm90`), and the first product of experts settles for the sum of both branches. Of rows
+  that are dealt out the first product settles, too, and the second reads early where experts' rows end
+  (`grouped_rows_sm90`).
 
 So the setup of a launch and the latency of those reads pass while the kernel before still computes.
 

@@ -80,6 +80,8 @@ def residual_norm(
     scalar,  # [1] or None
     next_weight,  # [WIDTH] or None
     normed,  # [rows, WIDTH], or None without a next_weight
+    other_weight,  # of one more norm of the sum, or None, as is its place
+    other_normed,
     rows,
     eps,
     PARTS: tl.constexpr,
@@ -96,6 +98,8 @@ def residual_norm(
     delta_weights = load_row(delta_weight, column, WIDTH)
     if next_weight is not None:
         next_weights = load_row(next_weight, column, WIDTH)
+    if other_weight is not None:
+        other_weights = load_row(other_weight, column, WIDTH)
     if scalar is not None:
         factor = tl.load(scalar).to(tl.float32)
     wait_for_prerequisites()
@@ -107,6 +111,8 @@ def residual_norm(
     tl.store(residual + at, summed, mask=inside)
     if next_weight is not None:
         tl.store(normed + at, rms(summed.to(tl.float32), next_weights, WIDTH, eps).to(dtype), mask=inside)
+    if other_weight is not None:
+        tl.store(other_normed + at, rms(summed.to(tl.float32), other_weights, WIDTH, eps).to(dtype), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -227,15 +233,26 @@ class TritonElementwise:
         next_weight: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
-        rows, width = residual.shape
         normed = None if next_weight is None else torch.empty_like(residual)
+        self._add(residual, delta, delta_weight, scalar, next_weight, normed, None, None, eps=eps)
+        return residual, normed
+
+    def residual_norms(
+        self, residual: Tensor, delta: Tensor, delta_weight: Tensor, weights: tuple[Tensor, Tensor], *, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`residual_norm` without a scalar, and with two norms of the sum: by each of `weights`."""
+        normed, other = torch.empty_like(residual), torch.empty_like(residual)
+        self._add(residual, delta, delta_weight, None, weights[0], normed, weights[1], other, eps=eps)
+        return residual, normed, other
+
+    def _add(self, residual: Tensor, delta: Tensor, *others: Tensor | None, eps: float) -> None:
+        """`others`: as the kernel takes them."""
+        rows, width = residual.shape
         block = row_launch(width, many=rows >= self._many)
         launch(
             residual_norm, (triton.cdiv(rows, block["ROWS"]),),
-            residual, delta, delta_weight, scalar, next_weight, normed, rows, eps,
-            PARTS=parts_of(delta, residual), **block,
+            residual, delta, *others, rows, eps, PARTS=parts_of(delta, residual), **block,
         )  # fmt: skip
-        return residual, normed
 
     def gated_gelu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.elementwise import PlainElementwise, rms_normalize
 from modelserve_worker.kernels.exact_products import PlainExactProducts
-from modelserve_worker.kernels.row_blocks import plain_product
+from modelserve_worker.kernels.row_blocks import grouped_product, plain_product
 
 NO_EXPERT = 1 << 30  # the choice of a row that only pads a step: behind all experts when choices are sorted
 
@@ -89,6 +89,16 @@ class BranchNorms:
     added: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class BranchMatrices:
+    """Experts' gate_up [E, 2 I, H], gates first, and down [E, H, I]; the dense MLP's [2 D, H] and [H, D]."""
+
+    gate_up: Tensor
+    down: Tensor
+    dense_gate_up: Tensor
+    dense_down: Tensor
+
+
 class ExpertDoors(Protocol):
     """What surrounds the products of a mixture of experts, and the products of few rows, on one kind of device."""
 
@@ -124,6 +134,10 @@ class ExpertDoors(Protocol):
 
     def deal(self, x: Tensor, choice: Choice, experts: int) -> DealtRows:
         """Copies of x [T, H] for grouped products. Nothing waits for the host, no shape depends on what was chosen."""
+        ...
+
+    def branch_products(self, x: Tensor, routed: Routed, matrices: BranchMatrices) -> tuple[Tensor, Shares]:
+        """Both branches in the same launches: the dense MLP's output of x [T, H], and each slot's results."""
         ...
 
     def weighted_sum(self, shares: Shares) -> Tensor:
@@ -204,6 +218,14 @@ class PlainExperts:
         places = torch.empty_like(order, dtype=torch.int32)
         places[order] = torch.arange(order.shape[0], device=x.device, dtype=torch.int32)
         return DealtRows(x[order // choice.experts.shape[1]], ends, places.view(choice.experts.shape))
+
+    def branch_products(self, x: Tensor, routed: Routed, matrices: BranchMatrices) -> tuple[Tensor, Shares]:
+        gated = self._elementwise.gated_gelu
+        dealt = self.deal(routed.normed, routed.choice, len(matrices.gate_up))
+        inner = gated(grouped_product(dealt.rows, matrices.gate_up, dealt.ends))
+        results = grouped_product(inner, matrices.down, dealt.ends)
+        dense = self._product(gated(self._product(x, matrices.dense_gate_up)), matrices.dense_down)
+        return dense, Shares(results, routed.choice, dealt.places)
 
     def weighted_sum(self, shares: Shares) -> Tensor:
         weights, experts = shares.choice.weights, shares.choice.experts

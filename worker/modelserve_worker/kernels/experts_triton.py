@@ -22,6 +22,7 @@ from modelserve_worker.kernels.dependent_launch import launch, launch_dependents
 from modelserve_worker.kernels.elementwise_triton import gelu, least_many, load_row, rms, row_launch
 from modelserve_worker.kernels.experts import (
     AddedNorms,
+    BranchMatrices,
     BranchNorms,
     Choice,
     DealtRows,
@@ -275,6 +276,17 @@ class TritonExperts:
         most = next(most for most in TILES if x.shape[0] <= most)
         inner = products_with(x, choice, gate_up, TILES[most][0], gated=True)
         return products_with(inner, choice, down, TILES[most][1], gated=False)
+
+    def branch_products(self, x: Tensor, routed: Routed, matrices: BranchMatrices) -> tuple[Tensor, Shares]:
+        """Of at most GROUPED_DENSE_ROWS rows, on Hopper."""
+        from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows_beside
+
+        dealt = dealing_triton.deal_together(routed.normed, routed.choice, len(matrices.gate_up))
+        inner, opened = grouped_rows_beside(
+            dealt.rows, matrices.gate_up, dealt.ends, x, matrices.dense_gate_up, gated=True
+        )
+        results, dense = grouped_rows_beside(inner, matrices.down, dealt.ends, opened, matrices.dense_down, gated=False)
+        return dense, Shares(results, routed.choice, dealt.places)
 
     def weighted_sum(self, shares: Shares) -> Tensor:
         weights, experts = shares.choice.weights, shares.choice.experts

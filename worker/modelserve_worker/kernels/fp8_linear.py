@@ -4,6 +4,9 @@ Published (compressed-tensors, float-quantized): elements [N, K] and one scale f
 128 x 128. Ours: of every 64 inputs element c lies beside element 32 + c, c < 32, so that a 16-bit pair gives one
 element to each of two *planes* of consecutive inputs, two bfloat16 an instruction. A product does not mind the order of
 its inputs: activations that are rounded to e4m3 are written in the same order.
+
+Where a checkpoint was made for rounded inputs, every product rounds them to the same four significant bits, at any
+number of rows (decision 0036): in their own type as they are read, or to e4m3 itself by a power of two for each row.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from torch.nn import functional
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs, fp8_scale_rows
 
 SCALE_BLOCK = 128  # rows and inputs that share a scale of a blockwise matrix
-LARGEST = 448.0  # of e4m3
 REPACKED_ELEMENTS = 1 << 25  # at a time: what bounds the extra memory of a repack, at two bytes an element
 _PLANE = FP8_PAIR_INPUTS // 2
+_HALF_A_STEP = 1 << 19  # of float32's 23 bits behind the point, of which three are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Fp8Pairs:
 
     elements float8_e4m3fn [N, K rounded up to 64], zeros past the inputs. scales float32 [N] with `scale_rows` 0, or
     blockwise [ceil(N / scale_rows), ceil(K / 128)]. `rounds_inputs`: the checkpoint was made for inputs rounded to e4m3
-    by row, so that a product may do so.
+    by row, so that every product rounds them to its precision.
     """
 
     elements: Tensor
@@ -79,3 +82,11 @@ def repack_fp8(weight: Tensor, scale: Tensor, *, rounds_inputs: bool, parts: Seq
 def paired(elements: Tensor) -> Tensor:
     """The last dimension, a multiple of 64, in the order of pairs."""
     return elements.reshape(*elements.shape[:-1], -1, 2, _PLANE).transpose(-1, -2).flatten(-3)
+
+
+def e4m3_precision(x: Tensor) -> Tensor:
+    """bfloat16 or float32, from 2^-126 on, rounded to e4m3's four significant bits, ties to even; exponents stay."""
+    wide = x.float()
+    bits = wide.view(torch.int32)
+    rounded = (bits + _HALF_A_STEP - 1 + (bits >> 20 & 1)) & -2 * _HALF_A_STEP
+    return torch.where(wide.isnan(), wide, rounded.view(torch.float32)).to(x.dtype)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
 from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.fp8_linear import LARGEST, SCALE_BLOCK, Fp8Pairs
+from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.linear_tiles import (
     LinearTile,
     SharedBuffers,
@@ -29,7 +29,9 @@ from modelserve_worker.kernels.split_inputs import expert_rows, split_range, sto
 
 TILE_INPUTS = tl.constexpr(SCALE_BLOCK)
 PAIR_INPUTS = tl.constexpr(FP8_PAIR_INPUTS)
-MOST = tl.constexpr(LARGEST)
+LEAST_EXPONENT = tl.constexpr(9)  # of a row's largest element, 127 added: smaller ones would have a scale below 2^-126
+ROUNDED_TOGETHER = 1024  # inputs of a row, by a program that rounds them ahead
+SPLITTER = tl.constexpr(2.0**20 + 1)  # leaves four of float32's 24 significant bits
 PACKED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no assembly
 UNIT = tl.constexpr(2.0**120)  # bfloat16's exponent begins 120 below e4m3's
 
@@ -48,6 +50,19 @@ shr.b32 t, $2, 4;
 and.b32 t, t, 0x07f007f0;
 lop3.b32 t, $2, 0x80008000, t, 0xea;
 fma.rn.bf16x2 $1, t, unit, none;
+}""")
+
+
+# Both to four significant bits, ties to even: 17 x, rounded to bfloat16's eight bits, has no more than four of x's, and
+# the difference to x gives them back.
+PRECISION = tl.constexpr("""{
+.reg .b32 wide, rest, sixteen, one, minus;
+mov.b32 sixteen, 0x41804180;
+mov.b32 one, 0x3f803f80;
+mov.b32 minus, 0xbf80bf80;
+fma.rn.bf16x2 wide, $1, sixteen, $1;
+fma.rn.bf16x2 rest, wide, minus, $1;
+fma.rn.bf16x2 $0, rest, one, wide;
 }""")
 
 
@@ -70,11 +85,22 @@ def planes_of(pairs):
 
 
 @triton.jit
-def inputs_of(x_at, first, k, wanted, K, WHOLE: tl.constexpr):
+def inputs_of(x_at, first, k, wanted, K, WHOLE: tl.constexpr, ROUNDS: tl.constexpr):
     """Inputs first + k of some rows [k, BLOCK_M]; zeros past the last one and past the rows."""
     mask = wanted if WHOLE else wanted & (first + k < K)[:, None]
     values = tl.load(x_at + first, mask=mask, other=0.0)
-    return values if PACKED else values.to(tl.float32)
+    values = values if PACKED else values.to(tl.float32)
+    return e4m3_precision(values) if ROUNDS else values
+
+
+@triton.jit
+def e4m3_precision(values):
+    """To four significant bits, ties to even; bfloat16, or float32 where there is no assembly."""
+    if PACKED:
+        return tl.inline_asm_elementwise(PRECISION, "=r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:  # noqa: RET505 - the compiler looks at both after an if without else
+        wide = values * SPLITTER
+        return wide + (values - wide)
 
 
 @triton.jit
@@ -85,7 +111,21 @@ def columns_of_pairs():
 
 
 @triton.jit
-def fp8_sum(x_at, wanted, elements, scales, n, N, K, stored, begin, end, WHOLE: tl.constexpr, SCALE_ROWS: tl.constexpr):
+def fp8_sum(
+    x_at,
+    wanted,
+    elements,
+    scales,
+    n,
+    N,
+    K,
+    stored,
+    begin,
+    end,
+    WHOLE: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):
     """Float32 [BLOCK_N, BLOCK_M] of tiles [begin, end), scaled. Rows n may lie past the end: the last one stands in."""
     n = tl.minimum(n, N - 1)
     pair = tl.arange(0, TILE_INPUTS // 2)
@@ -99,8 +139,8 @@ def fp8_sum(x_at, wanted, elements, scales, n, N, K, stored, begin, end, WHOLE: 
         else:
             pairs = tl.load(rows + first // 2, mask=(first // 2 + pair < stored // 2)[None, :], other=0)
         even, odd = planes_of(pairs)
-        x_even = inputs_of(x_at, first, k, wanted, K, WHOLE)
-        x_odd = inputs_of(x_at, first + PAIR_INPUTS // 2, k, wanted, K, WHOLE)
+        x_even = inputs_of(x_at, first, k, wanted, K, WHOLE, ROUNDS)
+        x_odd = inputs_of(x_at, first + PAIR_INPUTS // 2, k, wanted, K, WHOLE, ROUNDS)
         if SCALE_ROWS:
             scale = tl.load(scales + n // SCALE_ROWS * tl.cdiv(K, TILE_INPUTS) + tile)
             total += tl.dot(odd, x_odd, tl.dot(even, x_even)) * scale[:, None]
@@ -127,6 +167,7 @@ def fp8_product(
     splits,
     WHOLE: tl.constexpr,  # K is a multiple of the tile
     SCALE_ROWS: tl.constexpr,  # rows of a block with one scale; 0: each row has one
+    ROUNDS: tl.constexpr,  # inputs to the precision of e4m3
     SPLIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -138,7 +179,7 @@ def fp8_product(
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
     begin, end = split_range(tl.cdiv(K, TILE_INPUTS), split, splits)
-    total = fp8_sum(x_at, (m < rows)[None, :], elements, scales, n, N, K, stored, begin, end, WHOLE, SCALE_ROWS)
+    total = fp8_sum(x_at, (m < rows)[None, :], elements, scales, n, N, K, stored, begin, end, WHOLE, SCALE_ROWS, ROUNDS)
     block = row_block * tl.num_programs(1) + column_block
     store_product(total, output, m, n, rows, N, sums, arrivals, block, split, splits, SPLIT)
 
@@ -156,6 +197,7 @@ def fp8_expert_products(
     stored,
     WHOLE: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -170,13 +212,15 @@ def fp8_expert_products(
     for first in range(begin + part * BLOCK_M, end, tl.num_programs(2) * BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
         x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
-        total = fp8_sum(x_at, (m < end)[None, :], elements, scales, n, N, K, stored, 0, tiles, WHOLE, SCALE_ROWS)
+        total = fp8_sum(
+            x_at, (m < end)[None, :], elements, scales, n, N, K, stored, 0, tiles, WHOLE, SCALE_ROWS, ROUNDS
+        )
         store_product(total, output, m, n, end, N, None, None, 0, 0, 1, False)
 
 
 @triton.jit
 def round_inputs(x, x_stride, rounded, scales, K: tl.constexpr, stored: tl.constexpr, BLOCK: tl.constexpr):
-    """A row to e4m3 in the order of pairs, the largest element to 448."""
+    """A row to e4m3 in the order of pairs, by a power of two: the least one that leaves no element above 448."""
     launch_dependents()
     wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
@@ -186,16 +230,28 @@ def round_inputs(x, x_stride, rounded, scales, K: tl.constexpr, stored: tl.const
     even = tl.load(at, mask=k < K, other=0.0).to(tl.float32)
     odd = tl.load(at + PAIR_INPUTS // 2, mask=k + PAIR_INPUTS // 2 < K, other=0.0).to(tl.float32)
     largest = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=0)
-    scale = tl.where(largest > 0, tl.div_rn(largest, MOST), 1.0)
-    tl.store(rounded + row * (stored // 2) + pair, rounded_pair(even, odd, scale), mask=pair < stored // 2)
+    # Its exponent, or the next one where it is above 1.8125 of it, which four bits round above 1.75.
+    exponent = tl.maximum((largest.to(tl.int32, bitcast=True) + 0x17FFFF) >> 23, LEAST_EXPONENT)
+    scale = (exponent - 8 << 23).to(tl.float32, bitcast=True)
+    inverse = (262 - exponent << 23).to(tl.float32, bitcast=True)
+    tl.store(rounded + row * (stored // 2) + pair, rounded_pair(even * inverse, odd * inverse), mask=pair < stored // 2)
     tl.store(scales + row, scale)
 
 
 @triton.jit
-def rounded_pair(low, high, scale):
-    """low / scale and high / scale as e4m3, the bits of both in int16."""
-    low = tl.minimum(tl.maximum(tl.div_rn(low, scale), -MOST), MOST)
-    high = tl.minimum(tl.maximum(tl.div_rn(high, scale), -MOST), MOST)
+def round_precision(x, x_stride, rounded, K, BLOCK: tl.constexpr):
+    """A part of a row, x [rows, K] bfloat16, to e4m3's precision."""
+    launch_dependents()
+    wait_for_prerequisites()
+    row, k = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + row * x_stride + k, mask=k < K, other=0.0)
+    values = values if PACKED else values.to(tl.float32)
+    tl.store(rounded + row * K + k, e4m3_precision(values), mask=k < K)
+
+
+@triton.jit
+def rounded_pair(low, high):
+    """Both as e4m3, their bits in int16."""
     if PACKED:
         return tl.inline_asm_elementwise(
             "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f", [low, high], dtype=tl.int16, is_pure=True, pack=1
@@ -212,13 +268,13 @@ def e4m3_bits(values):
 
 def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
     return {
-        "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows,
+        "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows, "ROUNDS": matrix.rounds_inputs,
         "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
 
 
 def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
-    """x [T, K] bfloat16 times the transposed matrix, inputs as they are, with the tile given -> [T, N]."""
+    """x [T, K] bfloat16 times the transposed matrix with the tile given -> [T, N]."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, outputs = x.shape[0], matrix.rows
     output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -250,7 +306,7 @@ def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile
 def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] -> (float8_e4m3fn [T, K rounded up to 64] in the order of pairs, scales float32 [T, 1]).
 
-    The largest element of a row becomes 448; a row of zeros has the scale 1. From capability 8.9 on.
+    A row's scale is the least power of two that leaves no element above 448. From capability 8.9 on.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, inputs = x.shape
@@ -266,7 +322,16 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     return rounded, scales
 
 
-def fp8_exact_product(x: Tensor, matrix: Fp8Pairs, *, capability: int, shared: SharedBuffers) -> Tensor:
+def rounded_precision(x: Tensor) -> Tensor:
+    """x [T, K] bfloat16 rounded to e4m3's precision, in bfloat16. From capability 8.0 on."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rounded = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grid = x.shape[0], triton.cdiv(x.shape[1], ROUNDED_TOGETHER)
+    launch(round_precision, grid, x, x.stride(0), rounded, x.shape[1], BLOCK=ROUNDED_TOGETHER, num_warps=4)
+    return rounded
+
+
+def fp8_unpacked_product(x: Tensor, matrix: Fp8Pairs, *, capability: int, shared: SharedBuffers) -> Tensor:
     """`fp8_product_with` the tile for these rows on GPUs of `capability`."""
     return fp8_product_with(x, matrix, linear_tile("fp8", x.shape[0], capability=capability), shared=shared)
 

@@ -1,15 +1,22 @@
 // Rows sorted by expert times the matrices of their experts, for compute capability 9.0: output [rows, outputs] = x W^T.
 //
 // The matrix is the left operand of warpgroups' products, rows of x the right one: a CTA's tile is 128 rows of a matrix,
-// 64 for each of two warpgroups, times a slice of up to 256 rows of one expert. An expert's rows are cut into as few
-// slices as there must be, of equal length, and a slice is multiplied in the next multiple of 32 rows. Which output sums
-// what in which order depends on the matrix alone. One more warp keeps all stages in flight.
+// 64 for each of two warpgroups, times a slice of one expert's rows. They are cut into as few slices as there must be, of
+// equal length, and a slice is multiplied in the next multiple of 32 rows. Which output sums what in which order depends
+// on the matrix alone. One more warp keeps all stages in flight.
 //
 // How many slices there are is known on the device only: every CTA counts them, and takes each so-many-eth of slices
 // times tiles. What a warpgroup has multiplied it rounds, and stores while the next products are under way.
 //
+// A dense matrix that takes other rows, one slice of them, may be multiplied beside experts' by the same launch: each of
+// the first CTAs begins with a tile of it, and takes nothing else while the others have as many turns as that lasts.
+//
+// GATED settles: the next launch starts only when the kernel ahead of this one has ended (dependent_launch.py). What is
+// not gated stands behind one that is, or behind one that ends before it: it reads where experts' rows end, and asks for
+// its first weights, before the kernel ahead has ended.
+//
 // Whoever compiles defines GATED: whether a tile has 64 rows of each half of a matrix, and output is gelu(first) * second;
-// STAGES.
+// SLICE: rows of x of a slice at most, 128 or 256; STAGES.
 
 #include "pipeline.cuh"
 #include "slice_products_sm90.cuh"
@@ -17,7 +24,6 @@
 
 constexpr int TILE = 128;                          // rows of a matrix
 constexpr int CONSUMERS = 256;                     // threads: two warpgroups
-constexpr int SLICE = 256;                         // rows of x at most
 constexpr int BOX = 32;                            // rows of x that are loaded at a time
 constexpr int MOST_EXPERTS = 256;
 constexpr int PARTS = SLICE / TURNED;              // that products of a slice are stored in; a matrix has more stages
@@ -42,13 +48,13 @@ struct Slices {
   int* ends;
   int* counts;
 
-  // By one warp, behind the kernels that `from` is of.
+  // By one warp, behind the kernels that `from` is of; past the first cache, which may still hold what lay there.
   __device__ __forceinline__ void count(const int* from, int experts) {
     const int lane = threadIdx.x % 32;
     int counted = 0, last = 0;
     if (lane == 0) ends[0] = counts[0] = 0;
     for (int first = 0; first < experts; first += 32) {
-      const int end = from[min(first + lane, experts - 1)], before = __shfl_up_sync(0xFFFFFFFFu, end, 1);
+      const int end = __ldcg(from + min(first + lane, experts - 1)), before = __shfl_up_sync(0xFFFFFFFFu, end, 1);
       int slices = (end - (lane == 0 ? last : before) + SLICE - 1) / SLICE;
 #pragma unroll
       for (int by = 1; by < 32; by *= 2) {
@@ -73,8 +79,9 @@ struct Slices {
 struct Products {
   u32 pairs[SLICE / 4];
   OutputRows rows = {0, 0, 0, 0};
+  unsigned short* output = nullptr;
 
-  __device__ __forceinline__ void store(int part, unsigned short* output, unsigned char* staged, int& half) {
+  __device__ __forceinline__ void store(int part, unsigned char* staged, int& half) {
     if (rows.begin + part * TURNED < rows.end)
       store_part<GATED>(pairs + part * (TURNED / 4), part, output, rows, staged, half);
   }
@@ -113,7 +120,7 @@ __device__ __forceinline__ void multiply_tile(Reader& reader, Products& products
   for (int i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;  // or products of other slices are kept in memory
 #pragma unroll
   for (int part = 0; part < PARTS; part++)
-    multiply_stage<ROWS>(sums, reader, [&] { products.store(part, output, staged, half); });
+    multiply_stage<ROWS>(sums, reader, [&] { products.store(part, staged, half); });
 #pragma unroll 1
   for (int at = PARTS; at < blocks; at++) multiply_stage<ROWS>(sums, reader, [] {});
   wgmma_wait<0>();
@@ -122,71 +129,130 @@ __device__ __forceinline__ void multiply_tile(Reader& reader, Products& products
   reader.held = -1;
 #pragma unroll
   for (int i = 0; i < ROWS / 4; i++) products.pairs[i] = bf16_pair(sums[2 * i], sums[2 * i + 1]);
-  products.rows = rows;
+  products.rows = rows, products.output = output;
 }
 
+// A dense matrix beside experts': all rows of x in one slice, tiles of it, and how many turns of others one of them lasts.
+struct Dense {
+  int rows, outputs, tiles, blocks, turns;
+};
+
+// What a CTA computes next, or nothing: a tile of the dense matrix in its first turn, then of experts'.
+struct Item {
+  Slice slice = {0, 0, 0};
+  int turn = 0, tile = 0;
+  bool dense = false;
+
+  __device__ __forceinline__ bool first(const Slices& slices, const Dense& beside, int items, int tiles) {
+    dense = blockIdx.x < beside.tiles;
+    if (!dense) return find(slices, beside, items, tiles);
+    slice.end = beside.rows, tile = blockIdx.x, turn = beside.turns - 1;
+    return true;
+  }
+  __device__ __forceinline__ bool next(const Slices& slices, const Dense& beside, int items, int tiles) {
+    dense = false, turn++;
+    return find(slices, beside, items, tiles);
+  }
+  __device__ __forceinline__ bool find(const Slices& slices, const Dense& beside, int items, int tiles) {
+    const int others = gridDim.x - beside.tiles, later = turn - beside.turns;
+    const int number = later < 0 ? turn * others + (int)blockIdx.x - beside.tiles
+                                 : beside.turns * others + later * (int)gridDim.x + (int)blockIdx.x;
+    if (number >= items) return false;
+    slice = slices.find(number / tiles, slice.expert), tile = number % tiles;
+    return true;
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
-    grouped_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* ends,
-                 unsigned short* output, int experts, int outputs, int tiles, int blocks) {
+    grouped_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs,
+                 const __grid_constant__ TensorMap dense_weights, const __grid_constant__ TensorMap dense_inputs,
+                 const int* ends, unsigned short* output, unsigned short* dense_output, int experts, int outputs,
+                 int tiles, int blocks, int dense_rows, int dense_outputs, int dense_tiles, int dense_blocks,
+                 int dense_turns) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const Stages<STAGES> stages = {shared + BARRIERS_AT};
   Slices slices = {(int*)(memory + SLICES_AT), (int*)(memory + SLICES_AT) + MOST_EXPERTS + 1};
-  launch_dependents();
+  if (!GATED) launch_dependents();
   if (threadIdx.x == 0) {
     check_memory(shared);
     stages.init(1, CONSUMERS / 32);
     mbarrier_init_fence();
   }
-  wait_for_prerequisites();
+  if (GATED) {
+    wait_for_prerequisites();
+    launch_dependents();
+  }
   if (threadIdx.x < 32) slices.count(ends, experts);
   __syncthreads();
   const int items = slices.counts[experts] * tiles;
-  Slice slice = {0, 0, 0};
+  const Dense beside = {dense_rows, dense_outputs, dense_tiles, dense_blocks, dense_turns};
+  Item item;
 
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x != CONSUMERS) {
+      if (!GATED) wait_for_prerequisites();
+      return;
+    }
+    const auto load_inputs = [&](int at, int place) {
+      for (int box = 0; box < item.slice.boxes(); box++)
+        load_own_box(item.dense ? &dense_inputs : &inputs, shared + place * STAGE_BYTES + W_BYTES + box * BOX_BYTES,
+                     stages.full(place), 0, item.slice.begin + box * BOX, at);
+    };
     Ring<STAGES> ring;
-    for (int item = threadIdx.x == CONSUMERS ? blockIdx.x : items; item < items; item += gridDim.x) {
-      slice = slices.find(item / tiles, slice.expert);
-      const int tile = item % tiles, boxes = slice.boxes();
-      for (int at = 0; at < blocks; at++, ring.advance()) {
+    bool waited = GATED;
+    for (bool more = item.first(slices, beside, items, tiles); more; more = item.next(slices, beside, items, tiles)) {
+      const TensorMap* from = item.dense ? &dense_weights : &weights;
+      const int count = item.dense ? beside.blocks : blocks;
+      for (int at = 0; at < count; at++, ring.advance()) {
         stages.wait_empty(ring);
         const u32 to = shared + ring.place * STAGE_BYTES, barrier = stages.full(ring.place);
-        mbarrier_expect(barrier, W_BYTES + boxes * BOX_BYTES);
+        mbarrier_expect(barrier, W_BYTES + item.slice.boxes() * BOX_BYTES);
 #if GATED
-        load_group_box(&weights, to, barrier, at * INPUTS, tile * (TILE / 16), slice.expert);
+        load_group_box(from, to, barrier, at * INPUTS, item.tile * (TILE / 16), item.slice.expert);
 #else
-        load_own_box(&weights, to, barrier, 0, slice.expert * outputs + tile * TILE, at);
+        load_own_box(from, to, barrier, 0, item.slice.expert * outputs + item.tile * TILE, at);
 #endif
-        for (int box = 0; box < boxes; box++)
-          load_own_box(&inputs, to + W_BYTES + box * BOX_BYTES, barrier, 0, slice.begin + box * BOX, at);
+        if (waited) {
+          load_inputs(at, ring.place);
+        } else if (at == STAGES - 1) {  // all stages have their weights: a matrix has at least as many
+          wait_for_prerequisites();
+          for (int early = 0; early < STAGES; early++) load_inputs(early, early);
+          waited = true;
+        }
       }
     }
+    if (!waited) wait_for_prerequisites();
     return;
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  if (!GATED) wait_for_prerequisites();  // what is written below may still be read by a kernel ahead
   const int warpgroup = threadIdx.x / 128;
   unsigned char* staged = memory + STAGED_AT + warpgroup * STAGED_BYTES;
   Reader reader = {shared};
   Products products;
   int half = 0;
-  for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    slice = slices.find(item / tiles, slice.expert);
+  for (bool more = item.first(slices, beside, items, tiles); more; more = item.next(slices, beside, items, tiles)) {
     constexpr int WIDTH = GATED ? TILE / 4 : TILE / 2;  // outputs of a warpgroup
-    const OutputRows rows = {slice.begin, slice.end, outputs, (item % tiles * 2 + warpgroup) * WIDTH};
-    switch (slice.boxes()) {
-      case 1: multiply_tile<32>(reader, products, blocks, rows, output, staged, half); break;
-      case 2: multiply_tile<64>(reader, products, blocks, rows, output, staged, half); break;
-      case 3: multiply_tile<96>(reader, products, blocks, rows, output, staged, half); break;
-      case 4: multiply_tile<128>(reader, products, blocks, rows, output, staged, half); break;
-      case 5: multiply_tile<160>(reader, products, blocks, rows, output, staged, half); break;
-      case 6: multiply_tile<192>(reader, products, blocks, rows, output, staged, half); break;
-      case 7: multiply_tile<224>(reader, products, blocks, rows, output, staged, half); break;
-      default: multiply_tile<256>(reader, products, blocks, rows, output, staged, half);
+    const OutputRows rows = {item.slice.begin, item.slice.end, item.dense ? beside.outputs : outputs,
+                             (item.tile * 2 + warpgroup) * WIDTH};
+    unsigned short* to = item.dense ? dense_output : output;
+    const int count = item.dense ? beside.blocks : blocks;
+    switch (item.slice.boxes()) {
+      case 1: multiply_tile<32>(reader, products, count, rows, to, staged, half); break;
+      case 2: multiply_tile<64>(reader, products, count, rows, to, staged, half); break;
+      case 3: multiply_tile<96>(reader, products, count, rows, to, staged, half); break;
+#if SLICE > 128
+      case 4: multiply_tile<128>(reader, products, count, rows, to, staged, half); break;
+      case 5: multiply_tile<160>(reader, products, count, rows, to, staged, half); break;
+      case 6: multiply_tile<192>(reader, products, count, rows, to, staged, half); break;
+      case 7: multiply_tile<224>(reader, products, count, rows, to, staged, half); break;
+#endif
+      default: multiply_tile<SLICE>(reader, products, count, rows, to, staged, half);
     }
   }
 #pragma unroll
-  for (int part = 0; part < PARTS; part++) products.store(part, output, staged, half);
+  for (int part = 0; part < PARTS; part++) products.store(part, staged, half);
 }

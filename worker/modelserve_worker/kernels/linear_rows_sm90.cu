@@ -15,8 +15,9 @@
 // one then finds all complete that came before it (dependent_launch.py).
 //
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4:
-// 0, or the scales of a row in 256 inputs (8, 4, 2, 1); FP8, EXPERTS, SETTLES: 0 or 1; GATED: whether the second half of a tile holds the
-// rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1.
+// 0, or the scales of a row in 256 inputs (8, 4, 2, 1); FP8, EXPERTS, SETTLES: 0 or 1; ROUNDS: of FP8, whether x is rounded to the
+// precision of e4m3 as it is read; GATED: whether the second half of a tile holds the rows that those of the first, after GELU, are
+// multiplied with; SPLIT: 0 or 1.
 
 #include "pipeline.cuh"
 #include "chosen_experts_sm90.cuh"
@@ -46,6 +47,7 @@ constexpr int CHOSEN_AT = BARRIERS_AT + Stages<STAGES>::BYTES;
 static_assert(STAGES >= 2, "a stage is held until the next has come");
 static_assert(CHOSEN_AT + EXPERTS * sizeof(ChosenExperts) == SHARED_BYTES, "");
 static_assert(!EXPERTS || !(INT4 || FP8 || SPLIT), "");
+static_assert(FP8 || !ROUNDS, "");
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE };
 
@@ -73,6 +75,18 @@ __device__ __forceinline__ void elements(u32& first, u32& second, u32 pairs) {
       : "r"(pairs));
 }
 
+// Both to four significant bits, ties to even, with bfloat16's exponents: 17 x, rounded to its eight bits, has no more than that
+// of x's own four, and the difference to x gives them back. Above 2^123 it is no number.
+__device__ __forceinline__ u32 e4m3_precision(u32 pair) {
+  u32 nearest;
+  asm("{\n.reg .b32 wide, rest, sixteen, one, minus;\n"
+      "mov.b32 sixteen, 0x41804180;\nmov.b32 one, 0x3f803f80;\nmov.b32 minus, 0xbf80bf80;\n"
+      "fma.rn.bf16x2 wide, %1, sixteen, %1;\nfma.rn.bf16x2 rest, wide, minus, %1;\nfma.rn.bf16x2 %0, rest, one, wide;\n}"
+      : "=r"(nearest)
+      : "r"(pair));
+  return nearest;
+}
+
 // Of every 64 inputs, the first elements of pairs are inputs 0 to 31 and the second 32 to 63.
 __device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned char* stage, int group, int warp,
                                         int lane) {
@@ -84,8 +98,12 @@ __device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned c
 #pragma unroll
     for (int plane = 0; plane < 2; plane++)
 #pragma unroll
-      for (int block = 0; block < BLOCKS; block++)
+      for (int block = 0; block < BLOCKS; block++) {
         load_matrices(x[plane][block], inputs + box * X_BOX_BYTES + piece(8 * block + lane % 8, 4 * plane + lane / 8));
+        if (ROUNDS)
+#pragma unroll
+          for (u32& pair : x[plane][block]) pair = e4m3_precision(pair);
+      }
 #pragma unroll
     for (int step = 0; step < 2; step++)
 #pragma unroll

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.generations import HOPPER, generation_of
-from modelserve.sizing.backends.products import CHOSEN_SLOTS, FEW_ROWS
+from modelserve.sizing.backends.products import CHOSEN_SLOTS, FEW_ROWS, ROUNDED_AS_READ
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.fp8_linear_triton import rounded_precision
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.linear_tiles import PARTS, busy, empty_product
 
@@ -36,7 +37,8 @@ NO_CHOICES = (pointer(None), (0, ctypes.c_int), (0, ctypes.c_int))
 class RowsKernel:
     """One compilation: `tile` rows of the matrix times up to `rows` rows.
 
-    Its format: FP8, INT4 with `int4_scales` for 256 inputs, or bfloat16. `parts` of the inputs are multiplied apart.
+    Its format: FP8, of which `rounds` rounds x to the precision of e4m3, INT4 with `int4_scales` for 256 inputs, or
+    bfloat16. `parts` of the inputs are multiplied apart.
     `experts`: of many matrices those that rows chose. `settles`: what starts behind it finds all complete before it.
     """
 
@@ -48,6 +50,7 @@ class RowsKernel:
     parts: int = 1
     experts: bool = False
     settles: bool = False
+    rounds: bool = False
 
     @property
     def blocks(self) -> int:
@@ -93,7 +96,7 @@ class RowsKernel:
         defines = {
             "OUTPUTS": self.tile, "ROWS": self.rows, "INT4": self.int4_scales, "FP8": int(self.fp8),
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
-            "EXPERTS": int(self.experts), "SETTLES": int(self.settles),
+            "EXPERTS": int(self.experts), "SETTLES": int(self.settles), "ROUNDS": int(self.rounds),
         }  # fmt: skip
         entry = "chosen_rows" if self.experts else "linear_rows"
         stated = tuple(f"{name}={value}" for name, value in defines.items())
@@ -110,6 +113,7 @@ def kernel_for(
     fp8: bool = False,
     split: bool = False,
     settles: bool = False,
+    rounds: bool = False,
 ) -> RowsKernel:
     """The division that gives most multiprocessors work.
 
@@ -138,7 +142,7 @@ def kernel_for(
         tile = max(ONE_TURN_TILES, key=used)
     else:
         tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
-    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts, settles=settles)
+    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds)
 
 
 def readable(x: Tensor) -> Tensor:
@@ -176,9 +180,13 @@ def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool 
 
 
 def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
-    """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128."""
+    """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128; x rounded to the
+    precision of e4m3 where the matrix has it so: ahead, where the kernel is short of time to do it."""
     rows, stored = matrix.elements.shape
-    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True, split=split)
+    as_read = matrix.rounds_inputs and x.shape[0] <= ROUNDED_AS_READ
+    if matrix.rounds_inputs and not as_read:
+        x = rounded_precision(x)
+    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True, split=split, rounds=as_read)
     sizes = (INPUTS, rows, stored // 128)  # 128 bytes look like 64 elements of bfloat16
     box = (INPUTS, kernel.tile // 2, kernel.blocks)
     weights = tensor_map(matrix.elements.data_ptr(), sizes, (stored, 128), box, promoted=False)

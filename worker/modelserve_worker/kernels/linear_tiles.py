@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.generations import tiles_for
-from modelserve.sizing.backends.products import FP8_EXACT_ROWS
+from modelserve.sizing.backends.products import FP8_UNPACKED_ROWS
 from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
 
 Format = Literal["int4", "fp8"]
@@ -47,7 +47,7 @@ class LinearTile:
         return max(1, min(16, 2 * rows // (experts * self.rows)))
 
 
-FEW_ROWS = FP8_EXACT_ROWS
+FEW_ROWS = FP8_UNPACKED_ROWS
 MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
 _FEW_INT4 = {**_FEW, 8: LinearTile(32, 8, 2, 3, 1536, few=True), 32: LinearTile(64, 32, 4, 3, 528)}

@@ -139,14 +139,23 @@ class Operations:
             return ExactExperts() if self.exact else PlainExperts()
         from modelserve_worker.kernels.experts_triton import TritonExperts
 
-        streamed = (each.most_rows or 0 for each in self.table.of(Operation.EXPERTS) if each.backend is Backend.HOPPER)
+        choices = self.table.of(Operation.EXPERTS)
+        streamed = (each.most_rows or 0 for each in choices if "chosen_rows" in each.kernels)
         return TritonExperts(self._device, exact=self.exact, streamed_rows=max(streamed, default=0))
 
     @cached_property
     def few_expert_rows(self) -> int:
         """Rows up to which experts multiply without their rows being dealt out; 0: never."""
-        choices = self.table.of(Operation.EXPERTS) if self.table.on_kernels else ()
-        return max((each.most_rows or 0 for each in choices), default=0)
+        choices = self._of_experts()
+        return max((each.most_rows or 0 for each in choices if not each.takes_dense), default=0)
+
+    @cached_property
+    def branch_rows(self) -> int:
+        """Rows up to which the dense MLP is multiplied beside experts that rows are dealt to; 0: never."""
+        return max((each.most_rows or 0 for each in self._of_experts() if each.takes_dense), default=0)
+
+    def _of_experts(self) -> tuple[Choice, ...]:
+        return self.table.of(Operation.EXPERTS) if self.table.on_kernels else ()
 
     def products(
         self, subject: Subject, shape: tuple[int, int], stored: StoredType, *, grouped: bool = False
@@ -218,7 +227,7 @@ class Operations:
             return partial(fp8.fp8_product_with, tile=tile, shared=self.shared)
         if kernel == "round_inputs":
             return fp8.fp8_rounded_product
-        return partial(fp8.fp8_exact_product, **shared)
+        return partial(fp8.fp8_unpacked_product, **shared)
 
 
 PLAIN = Operations(NO_KERNELS, torch.device("cpu"))

@@ -18,11 +18,10 @@ from modelserve_worker.kernels.decode_attention_triton import LOG2_E, column_blo
 from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_what_is_read
 from modelserve_worker.kernels.segment_rows import (
     online_softmax,
+    own_split,
     prefetch_page,
     query_rows,
     result_rows,
-    segment_of,
-    split_range,
     visible_keys,
 )
 
@@ -150,16 +149,9 @@ def split_decode_packed(
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
-    head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
-    slot = tl.load(slots + segment).to(tl.int64)
-    begin, end = split_range(start, last, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
-    active = (begin < end) & (start >= 0)
-    if PART < ROWS:
-        head, part = head % KV_HEADS, head // KV_HEADS
-        start, row = start + part * PART, row + part * PART
-        last = tl.minimum(last, start + PART - 1)
-        active = active & (start <= last)
+    head, split, slot, start, last, row, begin, end, active = own_split(
+        slots, starts, lengths, firsts, KV_HEADS, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+    )
     entry = begin
     if ENTRIES:
         entry = begin % ENTRIES
@@ -273,16 +265,9 @@ def split_decode_v_only_packed(
     wide: tl.constexpr = D // 4  # packed unrotated columns, in two blocks of a power of two
     narrow: tl.constexpr = D // 4 - PAIRS
     turned: tl.constexpr = PAIRS // 2  # packed columns of the firsts, and of the seconds, of the rotated pairs
-    head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
-    slot = tl.load(slots + segment).to(tl.int64)
-    begin, end = split_range(start, last, split, PAGE, 0, SPLIT_PAGES, MOST_SPLITS)
-    active = (begin < end) & (start >= 0)
-    if PART < ROWS:
-        head, part = head % KV_HEADS, head // KV_HEADS
-        start, row = start + part * PART, row + part * PART
-        last = tl.minimum(last, start + PART - 1)
-        active = active & (start <= last)
+    head, split, slot, start, last, row, begin, end, active = own_split(
+        slots, starts, lengths, firsts, KV_HEADS, PAGE, 0, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+    )
     first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
     plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
     prefetch_page(plane + v_offset, active, PAGE * packed)

@@ -45,6 +45,7 @@ NOBODY = tl.constexpr(NO_EXPERT)
 OPERAND = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)  # the interpreter's products
 FEW_LAUNCH = {"GROUP": 2, "num_warps": 8}
 MANY_LAUNCHES = {  # by the most rows
+    256: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 22, "num_warps": 8, "num_stages": 2},
     1024: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 8, "num_warps": 4, "num_stages": 3},
     4096: {"BLOCK_T": 16, "BLOCK_H": 64, "SPLITS": 4, "num_warps": 4, "num_stages": 3},
     1 << 30: {"BLOCK_T": 32, "BLOCK_H": 64, "SPLITS": 1, "num_warps": 4, "num_stages": 3},
@@ -272,17 +273,17 @@ def add_and_route(
     residual: Tensor, delta: Tensor, norms: AddedNorms, router: RouterWeights, arrivals: Tensor, *, eps: float,
     num_rows: Tensor | None, exact: bool = False,
 ) -> tuple[Tensor, Tensor, Routed]:  # fmt: skip
-    """`ExpertDoors.add_and_route` of bfloat16 rows: of few, one launch."""
+    """`ExpertDoors.add_and_route` of bfloat16 rows, in two launches, of few in one."""
     if _by_few(len(residual), exact=exact):
         added, opened = torch.empty_like(residual), torch.empty_like(residual)
         addition = delta, norms.delta, norms.dense, added, opened
         routed = _route_few(residual, addition, router, norms.experts, arrivals, eps=eps, num_rows=num_rows)
         return added, opened, routed
-    summed, normed = TritonElementwise(exact=exact).residual_norm(
-        residual, delta, norms.delta, scalar=None, next_weight=norms.dense, eps=eps
+    summed, opened, normed = TritonElementwise(exact=exact).residual_norms(
+        residual, delta, norms.delta, (norms.dense, norms.experts), eps=eps
     )
-    assert normed is not None
-    return summed, normed, route(summed, router, norms.experts, arrivals, eps=eps, num_rows=num_rows, exact=exact)
+    choice = _route_many(summed, router, arrivals, eps=eps, num_rows=num_rows, exact=exact)
+    return summed, opened, Routed(normed, choice)
 
 
 def _by_few(rows: int, *, exact: bool) -> bool:

@@ -35,6 +35,35 @@ def split_range(
 
 
 @triton.jit
+def own_split(
+    slots,
+    starts,
+    lengths,
+    firsts,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT_PAGES: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """What a program of a split decode works on: KV head, split, slot (int64), `segment_of` of its PART of ROWS rows,
+    pages [begin, end), and whether it has rows and pages at all."""
+    head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
+    slot = tl.load(slots + segment).to(tl.int64)
+    begin, end = split_range(start, last, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
+    active = (begin < end) & (start >= 0)
+    if PART < ROWS:
+        head, part = head % KV_HEADS, head // KV_HEADS
+        start, row = start + part * PART, row + part * PART
+        last = tl.minimum(last, start + PART - 1)
+        active = active & (start <= last)
+    return head, split, slot, start, last, row, begin, end, active
+
+
+@triton.jit
 def query_rows(q, row, head, members, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     """Pointers [BLOCK_M, 1] to the queries of one KV head: GROUP of a row, then those of the next row."""
     pointers = q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D

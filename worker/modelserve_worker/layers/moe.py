@@ -8,7 +8,16 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
 from modelserve.weight_format import TextLinear
-from modelserve_worker.kernels.experts import AddedNorms, BranchNorms, Choice, Routed, RouterWeights, Shares
+from modelserve_worker.kernels.experts import (
+    AddedNorms,
+    BranchMatrices,
+    BranchNorms,
+    Choice,
+    Routed,
+    RouterWeights,
+    Shares,
+)
+from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import DenseMatrix, stored_matrix
@@ -54,7 +63,7 @@ class Experts(nn.Module):
         super().__init__()
         operations = placement.operations
         self.doors, self.elementwise = operations.experts, operations.elementwise
-        self.few_rows = operations.few_expert_rows
+        self.few_rows, self.branch_rows = operations.few_expert_rows, operations.branch_rows
         self.parallel = placement.parallel
         self.shard = self.parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
         if architecture.hidden_size % EXPERT_WIDTH_MULTIPLE:
@@ -73,6 +82,15 @@ class Experts(nn.Module):
             return shares
         return self.parallel.all_reduce(self.doors.weighted_sum(shares))
 
+    def beside(self, x: Tensor, routed: Routed, mlp: GatedMLP) -> tuple[Tensor, Shares]:
+        """`mlp` of x [T, H] and each slot's results, of as many rows as `takes_mlp` says."""
+        matrices = [self.gate_up, self.down, mlp.gate_up.matrix, mlp.down.matrix]
+        assert all(isinstance(each, DenseMatrix) for each in matrices)
+        return self.doors.branch_products(x, routed, BranchMatrices(*(each.dense() for each in matrices)))
+
+    def takes_mlp(self, rows: int) -> bool:
+        return self.few_rows < rows <= self.branch_rows
+
     def _shares(self, x: Tensor, choice: Choice) -> Shares:
         gate_up, down = self.gate_up, self.down
         if x.shape[0] <= self.few_rows:
@@ -89,8 +107,9 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """The expert branch beside the dense MLP: both read the residual, each has its own norms.
 
-    `route` comes before the dense MLP's products, which need nothing of it: their matrices stream meanwhile, and those
-    of the experts that it chose while the MLP ends.
+    `route` comes before the dense MLP's products, which need nothing of it: of few rows their matrices stream
+    meanwhile, and those of the experts that it chose while the MLP ends. Of more rows, on one rank, the MLP's products
+    and the experts' are the same launches, where the device has kernels for that.
     """
 
     def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
@@ -120,21 +139,27 @@ class MixtureOfExperts(nn.Module):
     def forward(
         self,
         residual: Tensor,
+        normed: Tensor,
         routed: Routed,
-        dense: Tensor,
+        mlp: GatedMLP,
         *,
         added_norm: RMSNorm,
         scalar: Tensor | None,
         next_weight: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and dense are [T, H], routed is its
-        `route`, and dense, the MLP's output, is still to be added over ranks."""
-        dense = self.parallel.all_reduce(dense)
+        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and what `mlp` takes, normed, are
+        [T, H], and routed is the residual's `route`."""
+        results: Shares | Tensor
+        if self.experts.takes_mlp(len(residual)):
+            dense, results = self.experts.beside(normed, routed, mlp)
+        else:
+            dense = self.parallel.all_reduce(mlp(normed))
+            results = self.experts(routed.normed, routed.choice)
         norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
         return self.doors.add_branches(
             residual,
             dense,
-            self.experts(routed.normed, routed.choice),
+            results,
             norms,
             scalar=scalar,
             next_weight=next_weight,

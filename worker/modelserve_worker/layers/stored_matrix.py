@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.fp8_linear import Fp8Pairs, repack_fp8
+from modelserve_worker.kernels.fp8_linear import Fp8Pairs, e4m3_precision, repack_fp8
 from modelserve_worker.kernels.int4_linear import (
     Int4Tiles,
     nibbles,
@@ -74,13 +74,17 @@ class StoredMatrix(nn.Module):
         product = self.products.of(x.shape[0])
         x = self._ordered(x)
         if product is None or product.multiply is None:
-            return self.products.elements.dense(x, self.dense())
+            return self.products.elements.dense(self._rounded(x), self.dense())
         if not x.shape[0]:
             return x.new_empty((0, self.rows))
         return product.multiply(x, self._held(), **(fused if product.choice.fuses_gelu else {}))
 
     def _ordered(self, x: Tensor) -> Tensor:
         """Inputs in the order of the matrix's columns."""
+        return x
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """Inputs as the format's kernels round them."""
         return x
 
     def _held(self) -> Held:
@@ -281,7 +285,7 @@ class Fp8Matrix(QuantisedMatrix):
         self.tensor_scale: Tensor | None = None
         if weight_format.scales == "tensor":
             self.tensor_scale = torch.empty((max(1, self.experts), len(self.parts)), dtype=torch.float32)
-        self.rounds_inputs = weight_format.fp8_activations
+        self.rounds_inputs = weight_format.fp8_activations and not self.blocks and not self.experts
         self.scale_rows = 0  # of the kernels' scales
 
     def dense(self) -> Tensor:
@@ -309,6 +313,9 @@ class Fp8Matrix(QuantisedMatrix):
         self.weight = nn.Parameter(pairs.elements, requires_grad=False)
         self.scale = nn.Parameter(pairs.scales, requires_grad=False)
         self.scale_rows = pairs.scale_rows
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        return e4m3_precision(x) if self.rounds_inputs else x
 
     def _held(self) -> Fp8Pairs:
         return Fp8Pairs(self.weight, self.scale, self.columns, self.scale_rows, self.rounds_inputs)

@@ -106,30 +106,29 @@ class DecoderLayer(nn.Module):
             routed = None if self.moe is None else self.moe.route(x, num_rows)
         else:
             x, normed, routed = self.moe.add_and_route(x, attended, *norms, num_rows)
-        dense = self.mlp(normed)
         if self.per_layer_input is None:
-            return _normed(self._add_feedforward(x, dense, routed, scalar=self.scalar, next_norm=next_norm))
-        x, _ = self._add_feedforward(x, dense, routed, scalar=None, next_norm=None)
+            return _normed(self._add_feedforward(x, normed, routed, scalar=self.scalar, next_norm=next_norm))
+        x, _ = self._add_feedforward(x, normed, routed, scalar=None, next_norm=None)
         added = self.per_layer_input(x, per_layer)
         return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.doors, scalar=self.scalar)
 
     def _add_feedforward(
         self,
         x: Tensor,
-        dense: Tensor,
+        normed: Tensor,
         routed: Routed | None,
         *,
         scalar: Tensor | None,
         next_norm: RMSNorm | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """x plus the dense MLP's output and that of experts where the model has some."""
+        """x plus what the dense MLP makes of normed, and experts where the model has some."""
         next_weight, added_norm = None if next_norm is None else next_norm.weight, self.post_feedforward_norm
         if self.moe is None or routed is None:
             return self.sums.residual_norm(
-                x, dense, added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps
+                x, self.mlp(normed), added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps
             )
         result: tuple[Tensor, Tensor | None] = self.moe(
-            x, routed, dense, added_norm=added_norm, scalar=scalar, next_weight=next_weight
+            x, normed, routed, self.mlp, added_norm=added_norm, scalar=scalar, next_weight=next_weight
         )
         return result
 

@@ -22,7 +22,9 @@ class SchedulerLimits:
     """Token and request limits of one engine, and what its steps cost.
 
     `eos_token_ids` end a request unless it ignores them. At a context of `doubling_context` tokens a row of a prompt
-    takes twice what it takes at the beginning. Steps with prompts are captured for so many `captured_rows`, rising.
+    takes twice what it takes at the beginning. Beside decodes a step has at most `max_num_mixed_tokens`, and while few
+    prompts wait `min_num_mixed_tokens` (0: no fewer); it grows where more than `crowd_tokens` wait. Steps with prompts
+    are captured for so many `captured_rows`, rising.
     `exact`: rows of prompts and rows behind them are computed apart, in the same way each time. `hidden_size`: of the
     model, which embeddings have; 0: any.
     """
@@ -36,6 +38,8 @@ class SchedulerLimits:
     captured_rows: tuple[int, ...] = ()
     exact: bool = False
     hidden_size: int = 0
+    min_num_mixed_tokens: int = 0
+    crowd_tokens: float = math.inf
 
     @property
     def max_running(self) -> int:
@@ -47,20 +51,21 @@ class SchedulerLimits:
         """What rows of prompts cost, by their place."""
         return PromptCost.of_steps(self.doubling_context, self.max_num_batched_tokens)
 
-    def prefill_tokens(self, decodes: int, remaining: Int32Array, longest: int) -> int:
+    def prefill_tokens(self, decodes: int, remaining: Int32Array, longest: int, *, held_back: int = 0) -> int:
         """Prompt tokens that a step takes beside `decodes` requests that decode in it. Prompts have so many `remaining`
-        [P], the oldest first, and none has more than `longest` in all.
+        [P], the oldest first, and none has more than `longest` in all; others that could run have `held_back`.
 
-        Alone, prefills fill the step, or the steps of a long prompt. Beside decodes they fill a mixed step, or a longer
-        one where many wait, and have half of one however many decode.
+        Alone, prefills fill the step, or the steps of a long prompt. Beside decodes they fill a mixed step, a shorter
+        one where few wait or a longer one where many do, and have half of one however many decode.
         """
         most = self.max_num_batched_tokens
         if not decodes:
             return rows_alone(longest, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
-        waiting = int(np.minimum(remaining[1:], most).sum())
+        oldest, *others = np.minimum(remaining, most).tolist() or [0]
         rows = rows_beside_decodes(
-            waiting, doubling_context=self.doubling_context, max_num_batched_tokens=most,
+            oldest, sum(others) + held_back, decodes=decodes, max_num_batched_tokens=most,
             max_num_mixed_tokens=self.max_num_mixed_tokens,
+            min_num_mixed_tokens=self.min_num_mixed_tokens or self.max_num_mixed_tokens, crowd_tokens=self.crowd_tokens,
         )  # fmt: skip
         return min(most - decodes, max(rows - decodes, rows // 2))
 

@@ -11,8 +11,8 @@ ride along: a step of 512 rows reads the weights once for all of them and costs 
 prefill alone, where a decode by itself costs a reading of the weights. The more of a request's tokens come in mixed
 steps, the fewer steps remain that only decode. Rows of an image have to be in one step, whatever is beside them
 (whole_spans.py). Behind a long context rows attend to more, and a step has fewer of them,
-as many as a captured step. Where more prompts wait than many such steps take, steps become up to four times as long
-(modelserve/planning/prompt_rows.py): the cache of all that decode is read less often for the same prompts.
+as many as a captured step. Steps follow what waits, in the front end too (held_back.py): half as long while few prompts
+do, up to three times as long where a crowd does (modelserve/planning/mixed_steps.py).
 
 Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
 for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
@@ -60,6 +60,7 @@ from modelserve_worker.request import FinishReason, PromptLogprobs, Request, Req
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.drafting import Drafting
+from modelserve_worker.scheduling.held_back import HeldBack
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
 from modelserve_worker.scheduling.prefix_reuse import NoReuse, PrefixReuse
@@ -104,6 +105,7 @@ class Scheduler:
         self._geometry = geometry
         self._admission = Admission(limits, geometry, pool_bytes)
         self._queue = RequestQueue()
+        self.held_back = HeldBack()
         self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
         self._spans = WholeSpans(self._running, limits.max_num_batched_tokens)
         self._counters = self._running.counters
@@ -160,7 +162,8 @@ class Scheduler:
         decodes, spare = self._spans.seat(decodes, prefills)
         drafts = self._running.drafts(decodes, drafting=self.drafting, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
-        budget = self.limits.prefill_tokens(rows, remaining, longest)
+        held_back = 0 if self._queue.first else self.held_back.rows  # behind one that waits for memory, they would, too
+        budget = self.limits.prefill_tokens(rows, remaining, longest, held_back=held_back)
         shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
         trim_to_captured(shares, remaining, rows, self.limits.captured_rows)
         self.prefixes.cut(self._running.stays(prefills), counters.computed[prefills], shares)
@@ -311,6 +314,7 @@ class Scheduler:
             self.drafting.enter(slot)
             if not request.admitted:
                 request.admitted = True
+                self.held_back.admitted(len(request.prompt_token_ids), request.cached_tokens)
                 self._events.admitted.append((request.request_id, time.monotonic(), request.cached_tokens))
             admitted.append(slot)
         return admitted

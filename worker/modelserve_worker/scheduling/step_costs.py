@@ -55,10 +55,10 @@ class PlannedCosts:
         self._least = np.array([steps.least_rows(requests) for requests in range(max_num_seqs + 1)])
 
     def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:
-        reading = self._steps.reading(decodes, context=context)
+        alone, drafted = (self._steps.reading(decodes, context=context, drafted=each) for each in (False, True))
         rows = np.minimum(decodes + np.arange(most_drafts + 1), len(self._weights) - 1)
-        seconds: Seconds = self._beside[np.maximum(rows, self._least[decodes])] + self._weights[rows] + reading
-        seconds[0] = self._alone[decodes] + reading
+        seconds: Seconds = self._beside[np.maximum(rows, self._least[decodes])] + self._weights[rows] + drafted
+        seconds[0] = self._alone[decodes] + alone
         return seconds
 
     def draft_seconds(self, requests: int, *, context: float) -> float:

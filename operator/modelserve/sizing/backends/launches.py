@@ -57,17 +57,20 @@ def layer_calls(architecture: ModelArchitecture, layer: int, *, ranks: int) -> I
 
 
 def layer_launches(
-    table: KernelTable, architecture: ModelArchitecture, layer: int, *, rows: int, ranks: int
+    table: KernelTable, architecture: ModelArchitecture, layer: int, *, rows: int, ranks: int, summed: bool = True
 ) -> Counter[str]:
-    """Kernels of one layer of a step of `rows` decodes. Raises KeyError for a table of another model."""
+    """Kernels of one layer of a step of `rows` decodes; those of sums over ranks only if `summed`. Raises KeyError for
+    a table of another model."""
     found: Counter[str] = Counter()
-    fused, dealt = False, True
+    experts = table.choose(Operation.EXPERTS, rows=rows) if architecture.num_experts else None
+    fused, dealt = False, experts is not None and "deal_slots" in experts.kernels
+    beside = (TextLinear.GATE_UP, TextLinear.DOWN) if experts is not None and experts.takes_dense else ()
     for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
+        if operation is Operation.RANK_SUM and not summed:
+            continue
         choice = table.choose(operation, subject, shape, rows=rows)
-        if operation is Operation.EXPERTS:
-            dealt = "deal_slots" in choice.kernels
-        if operation is Operation.GROUPED and not dealt:
-            fused = True  # few rows have both products and the gate already
+        if subject in beside or (operation is Operation.GROUPED and not dealt):
+            fused = True  # experts' kernels have both products and the gate already
         elif not (operation is Operation.GATED_GELU and fused):
             fused = choice.fuses_gelu
             found.update(choice.kernels)
@@ -75,11 +78,13 @@ def layer_launches(
     return +found
 
 
-def decode_launches(table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int) -> Counter[str]:
-    """Kernels of all layers of a step of `rows` decodes."""
+def decode_launches(
+    table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int, summed: bool = True
+) -> Counter[str]:
+    """Kernels of all layers of a step of `rows` decodes; those of sums over ranks only if `summed`."""
     found: Counter[str] = Counter()
     for layer, layers in _alike(architecture, ranks):
-        one = layer_launches(table, architecture, layer, rows=rows, ranks=ranks)
+        one = layer_launches(table, architecture, layer, rows=rows, ranks=ranks, summed=summed)
         found.update({name: count * layers for name, count in one.items()})
     return found
 

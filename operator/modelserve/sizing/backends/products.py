@@ -1,6 +1,7 @@
 """Which kernels multiply: by a matrix's format and shape, the GPU, and rows.
 
-Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018) and unpacks INT4 on the way for any
+Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018), has a kernel of its own for up to 128 in
+bfloat16, and unpacks INT4 on the way for any
 number (decision 0019). Elsewhere INT4 and FP8 are Triton's, and dense matrices PyTorch's. In profile exact one kernel
 of Triton's takes any number of rows, so that a row is added up in one order (decision 0030).
 """
@@ -8,6 +9,7 @@ of Triton's takes any number of rows, so that a row is added up in one order (de
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
@@ -23,14 +25,18 @@ from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
-FP8_EXACT_ROWS = 16  # up to which FP8 multiplies inputs as they are, where more are rounded to e4m3
 CLUSTER_ROWS = 128  # that Hopper's kernel of tens of rows takes, beyond which cuBLAS's are faster
 # And matrices (outputs, inputs) of E4B, 26B-A4B and 31B of which they are from fewer on.
 CLUSTER_ROWS_OF = {(6144, 2560): 64, (2560, 2048): 64, (2816, 2112): 64, (16384, 5376): 64, (5376, 8192): 96}
+ROUNDED_AS_READ = 16  # rows up to which Hopper's kernel of few rows rounds FP8's inputs itself; more are rounded ahead
+FP8_UNPACKED_ROWS = 16  # up to which FP8 is unpacked, where more rows are multiplied in e4m3
 BOX_INPUTS = 64  # of bfloat16, which Hopper's copy engine reads together
-GROUPED_TILE, GROUPED_SLICE, GROUPED_STAGES = 128, 256, 4  # of `grouped_rows`: rows of a matrix, of x, stages
+GROUPED_TILE = 128  # of `grouped_rows`: rows of a matrix
+GROUPED_STAGES = {128: 6, 256: 4}  # stages, by the rows of x that are multiplied together
 GROUPED_ROWS = 8  # rows of a matrix, or of each half of it, that it stores together
 GROUPED_EXPERTS = 256  # at most
+# At most, of a dense matrix beside them: each tile has a multiprocessor, of which there are 114 or more.
+GROUPED_DENSE_ROWS, GROUPED_DENSE_TILES = 256, 64
 CHOSEN_ROWS, CHOSEN_SLOTS = 8, 64  # rows, and choices of experts of theirs, that `chosen_rows` takes
 SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
 
@@ -116,22 +122,28 @@ def _fp8(
     outputs, inputs = shape
     by_row = weight_format.scales != "block"
     few = capability == HOPPER and by_row and inputs % FP8_BLOCK == 0
-    if few:
+    rounds = weight_format.fp8_activations and by_row  # at every number of rows, to the same numbers (decision 0036)
+    if few and rounds:
+        yield replace(_few_rows(choice), most_rows=ROUNDED_AS_READ)
+        yield _few_rows(choice, ("round_precision",))
+    elif few:
         yield _few_rows(choice)
-    rounds = weight_format.fp8_activations and by_row and outputs % SCALED_MULTIPLE == 0
-    rounds = rounds and capability >= FP8_CAPABILITY
-    if not (few and rounds):
-        most = FP8_EXACT_ROWS if rounds else None
+    scaled = rounds and outputs % SCALED_MULTIPLE == 0 and capability >= FP8_CAPABILITY
+    if not (few and scaled):
+        most = FP8_UNPACKED_ROWS if scaled else None
         yield choice(Backend.TRITON, ("fp8_product",), most_rows=most, workspace_bytes=SPLIT_SUM_BYTES)
-    if rounds:
+    if scaled:
         yield choice(Backend.TRITON, ("round_inputs", LIBRARY))
 
 
-def grouped_rows_bytes() -> int:
-    """Shared memory of a thread block of `grouped_rows`: stages with two barriers each, results on their way, and where
-    each expert's rows end."""
-    stage, staged, slices = (GROUPED_TILE + GROUPED_SLICE) * 128, 2 * 64 * 128, (2 * GROUPED_EXPERTS + 2) * 4
-    return GROUPED_STAGES * (stage + 2 * 8) + staged + slices
+def grouped_rows_bytes(rows: int) -> int:
+    """Shared memory of a thread block of `grouped_rows` that multiplies so many rows of x together: stages with two
+    barriers each, results on their way, and where each expert's rows end."""
+    stage, staged, slices = (GROUPED_TILE + rows) * 128, 2 * 64 * 128, (2 * GROUPED_EXPERTS + 2) * 4
+    return GROUPED_STAGES[rows] * (stage + 2 * 8) + staged + slices
+
+
+MOST_GROUPED_BYTES = max(map(grouped_rows_bytes, GROUPED_STAGES))
 
 
 def grouped_choice(
@@ -161,7 +173,7 @@ def grouped_choice(
     gated = linear is TextLinear.EXPERT_GATE_UP
     whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and outputs % (GROUPED_ROWS * (1 + gated)) == 0
     if quantised is None and capability == HOPPER and whole and experts <= GROUPED_EXPERTS:
-        return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=grouped_rows_bytes(), fuses_gelu=gated)
+        return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=MOST_GROUPED_BYTES, fuses_gelu=gated)
     if capability is not None and (profile == "exact" or capability != HOPPER):
         return choice(Backend.TRITON, (*(LIBRARY,) * plain_kernels, "exact_expert_products"))
     return choice(Backend.PLAIN, (LIBRARY,) * (2 + plain_kernels))

@@ -17,6 +17,11 @@ from modelserve.sizing.backends.products import (
     BOX_INPUTS,
     CHOSEN_ROWS,
     CHOSEN_SLOTS,
+    GROUPED_DENSE_ROWS,
+    GROUPED_DENSE_TILES,
+    GROUPED_EXPERTS,
+    GROUPED_TILE,
+    MOST_GROUPED_BYTES,
     grouped_choice,
     product_choices,
     takes_format,
@@ -181,7 +186,8 @@ def _experts(
     few = capability is not None and profile == "fast"
     if few:
         yield replace(choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS), fuses_norm=ranks == 1)
-    yield choice(Operation.ROUTE, "route_many", "rms_norm")
+    # On one rank the kernel ahead of it stores the norm that experts take, too.
+    yield choice(Operation.ROUTE, "route_many", *(("rms_norm",) if ranks > 1 else ()))
     if few and not stored & {StoredType.INT4, StoredType.FP8}:
         if capability == HOPPER and weight_format is None and _streams(model, ranks):
             yield Choice(
@@ -190,6 +196,11 @@ def _experts(
                 shared_bytes=generation_of(HOPPER).shared_bytes,
             )  # fmt: skip
         yield choice(Operation.EXPERTS, "chosen_products", "chosen_products", most_rows=EXPERT_FEW_ROWS)
+        if capability == HOPPER and weight_format is None and _takes_dense(model, ranks):
+            yield Choice(
+                Operation.EXPERTS, Backend.HOPPER, ("deal_rows", "grouped_rows", "grouped_rows"),
+                most_rows=GROUPED_DENSE_ROWS, shared_bytes=MOST_GROUPED_BYTES, takes_dense=True,
+            )  # fmt: skip
     yield choice(Operation.EXPERTS, "deal_slots", "copy_rows")
     for tensor in layer_tensors(model, 0, ranks):
         if tensor.linear in _EXPERT_LINEARS:
@@ -206,6 +217,14 @@ def _streams(model: ModelArchitecture, ranks: int) -> bool:
     """Whether inputs of experts' matrices are whole blocks, of which copies are."""
     inputs = model.hidden_size, model.moe_intermediate_size // ranks
     return all(each % BOX_INPUTS == 0 for each in inputs) and model.top_k_experts <= CHOSEN_SLOTS
+
+
+def _takes_dense(model: ModelArchitecture, ranks: int) -> bool:
+    """Whether the dense MLP is multiplied beside experts: both by Hopper's kernel of grouped products, on one rank."""
+    inputs = model.hidden_size, model.moe_intermediate_size, model.intermediate_size
+    tiles = max(-(-model.hidden_size // GROUPED_TILE), -(-2 * model.intermediate_size // GROUPED_TILE))
+    whole = all(each % BOX_INPUTS == 0 and each >= 8 * BOX_INPUTS for each in inputs)
+    return ranks == 1 and whole and tiles <= GROUPED_DENSE_TILES and model.num_experts <= GROUPED_EXPERTS
 
 
 def _sums(model: ModelArchitecture, capability: int | None, profile: Profile, ranks: int) -> Iterator[Choice]:

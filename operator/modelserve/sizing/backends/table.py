@@ -63,7 +63,8 @@ class Choice:
     counts segments of one row, of experts tokens. `most_keys`: of sliding chunks and the windows before them together.
     `fuses_gelu`: the product leaves gelu(gate) * up, so no kernel follows that makes it. `settles`: whatever starts
     behind it finds all complete that came before it, and may read that before it waits. `fuses_norm`: a router adds to
-    the residual and norms, so no kernel stands before it that does.
+    the residual and norms, so no kernel stands before it that does. `takes_dense`: experts' kernels multiply by the
+    dense MLP's matrices, too.
     """
 
     operation: Operation
@@ -80,6 +81,7 @@ class Choice:
     fuses_gelu: bool = False
     settles: bool = False
     fuses_norm: bool = False
+    takes_dense: bool = False
 
     @property
     def launches(self) -> int:

@@ -1,0 +1,49 @@
+"""Under mixed traffic, in float32, every log probability is that of transformers: of scored prompts and of answers.
+
+The tool is tests/gpu/logprobs_under_traffic.py, which compares on a GPU in bfloat16.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+TOOLS = Path(__file__).parents[2] / "gpu"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module("logprobs_under_traffic")
+
+
+def compare(tool: ModuleType, variant: str, *, drafts: bool = False) -> bool:
+    load = tool.Load(count=48, longest=400, answers=16, chunk=128)
+    return tool.compare(variant, None, load, device=CPU, seed=1, drafts=drafts)
+
+
+@pytest.mark.parametrize("variant", ["31B", "E4B", "26B-A4B"])
+def test_log_probabilities_are_those_of_transformers(
+    tool: ModuleType, variant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(tool, variant, drafts=variant == "E4B")
+    said = capsys.readouterr().out
+    for kind in tool.KINDS:
+        assert f"  {kind}" in said, said
+
+
+def test_a_weight_that_is_off_by_a_hundredth_is_seen(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tool.our_model
+
+    def wrong(*args, **options):
+        model = made(*args, **options)
+        model.layers[1].mlp.gate_up.matrix.weight.mul_(1.01)
+        return model
+
+    monkeypatch.setattr(tool, "our_model", torch.no_grad()(wrong))
+    assert not compare(tool, "31B")

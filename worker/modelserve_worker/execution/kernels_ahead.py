@@ -1,0 +1,118 @@
+"""What an empty kernel cache costs a start: the kernels are compiled beside the loading of weights, on the other cores.
+
+`start_kernels_ahead` starts one process before anything else. It finds what a rank will launch (`kernel_trace`) and has
+it compiled in forks of itself (`kernel_build`), into the cache where every rank then looks. It uses no GPU. Whoever
+misses a kernel waits until it is there, or until that process has let go of its lock, however it ended, and then
+compiles what is still missing: nothing depends on this but the time. It ends with the process that started it.
+
+This module is light: it runs before torch is imported, and again as the main module of that process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.sizing.backends.resolve import takes_model
+from modelserve_worker.engine.child import LOG_FORMAT
+from modelserve_worker.execution.container_limits import cores
+from modelserve_worker.nvml import first_gpu
+
+MOST_PROCESSES = 10
+"""That compile at once. With 0.1 GiB of its own each and 0.5 of what they share they fit in what a pod asks for beside
+its running engine (`pod_resources.CUDA_BYTES`)."""
+
+_BEGAN_S = time.monotonic()
+
+logger = logging.getLogger(__name__)
+
+
+def start_kernels_ahead(args: EngineArgs) -> Path | None:
+    """Start to compile what a start with `args` launches; the lock that is held meanwhile.
+
+    None where nothing is compiled: on a CPU, where NVML names no GPU, or where this process has one core.
+    """
+    gpu = None if args.device == "cpu" else first_gpu(os.environ)
+    processes = min(MOST_PROCESSES, int(cores()))
+    if gpu is None or processes < 2:
+        return None
+    handle, name = tempfile.mkstemp(prefix="modelserve-kernels-", suffix=".lock")
+    major, minor = gpu.compute_capability
+    settings = (args.model_dump_json(), str(10 * major + minor), str(processes))
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # of the open file: the child holds it when this process has closed it
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, *settings],
+            stdin=subprocess.PIPE,  # nothing is written: its end is this process's end
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""},
+            pass_fds=(handle,),
+        )
+    finally:
+        os.close(handle)
+    lock = Path(name)
+    threading.Thread(target=_clear_up, args=(child, lock), name="kernels-ahead", daemon=True).start()
+    return lock
+
+
+def _clear_up(child: subprocess.Popen[bytes], lock: Path) -> None:
+    code = child.wait()
+    assert child.stdin is not None
+    child.stdin.close()  # not before
+    lock.unlink(missing_ok=True)
+    if code:
+        logger.warning(
+            "kernels are compiled when they are first launched: what compiles them ahead ended with %d", code
+        )
+
+
+def _end_with_starter() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def _compile(args: EngineArgs, capability: int, processes: int) -> None:
+    from modelserve_worker.execution.device import with_compute_dtype
+    from modelserve_worker.execution.kernel_build import compile_kernels, kernel_folder
+
+    directory = Path(args.model)
+    architecture = with_compute_dtype(read_architecture(directory), args)
+    folder = kernel_folder()
+    if not takes_model(architecture) or folder is None:
+        return
+    imported_s = time.monotonic()
+    count = compile_kernels(
+        architecture, args, weight_format=read_weight_format(directory), output=folder, capability=capability,
+        processes=processes, shipped_first=True,
+    )  # fmt: skip
+    logger.info(
+        "%d kernels are compiled ahead, by %d processes: %.1f s for modules, %.1f s for kernels",
+        count, processes, imported_s - _BEGAN_S, time.monotonic() - imported_s,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """The process that compiles. Its arguments: EngineArgs as JSON, compute capability, processes."""
+    settings, capability, processes = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the starter's end is this one's
+    threading.Thread(target=_end_with_starter, name="starter-watcher", daemon=True).start()
+    try:
+        _compile(EngineArgs.model_validate_json(settings), int(capability), int(processes))
+    except Exception as error:
+        logger.warning("kernels could not be compiled ahead: %s: %s", type(error).__name__, error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
