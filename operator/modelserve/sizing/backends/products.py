@@ -1,9 +1,9 @@
 """Which kernels multiply: by a matrix's format and shape, the GPU, and rows.
 
-Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018), has a kernel of its own for up to 128 in
-bfloat16, and unpacks INT4 on the way for any
-number (decision 0019). Elsewhere INT4 and FP8 are Triton's, and dense matrices PyTorch's. In profile exact one kernel
-of Triton's takes any number of rows, so that a row is added up in one order (decision 0030).
+Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018), has another kernel for up to 128 in
+bfloat16, and unpacks INT4 on the way for any number (decision 0019). Elsewhere INT4 and FP8 are Triton's, and dense
+matrices PyTorch's. In profile exact one kernel of Triton's takes any number of rows, so that a row is added up in one
+order (decision 0030).
 """
 
 from __future__ import annotations
