@@ -219,6 +219,7 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
         "step_tokens", "rotations", "accept_tokens", "embed", "rms_norm", "residual_norm", "gated_gelu", "prepare",
         "commit", "combine", "expand_keys", "sliding_attention_sm90.cu", "sliding_decode_sm90.cu",
         "decode_stream_sm90.cu", "global_decode_sm90.cu", "chunk_attention_sm90.cu", "linear_rows_sm90.cu",
+        "cluster_rows_sm90.cu",
         "_select_chunks", "_draw_rows",
     }  # fmt: skip
     # What starts after the embedding reads these without waiting.
