@@ -9,7 +9,7 @@
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
     launches     kernels x (launch_seconds + filled_launch_seconds x rows / 32, at most 1), layers of experts x
-                 expert_layer_seconds, products x library_seconds where more than 32 decode and no prompt is computed,
+                 expert_layer_seconds, products x library_seconds where more than 128 decode and no prompt is computed,
                  and layers x mixed_layer_seconds where a step has decodes and prompts
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
@@ -35,7 +35,7 @@ from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.cache_time import decode_kernels, token_seconds
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.sizing.backends.products import FEW_ROWS
+from modelserve.sizing.backends.products import CLUSTER_ROWS, FEW_ROWS
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
@@ -213,7 +213,7 @@ class RankSpeed:
         launches = self._kernels * (launch + filled_launch * min(rows / FEW_ROWS, 1)) + self._expert_layers
         if decodes and prompt_rows:
             launches += self._mixed_layers
-        elif decodes > FEW_ROWS:
+        elif decodes > CLUSTER_ROWS:
             launches += self._library
         time = StepTime(
             self._every_step + experts,
@@ -238,7 +238,7 @@ class _Work:
     layers: int
     expert_layers: int
     kernels: int
-    library_products: int  # that a library multiplies where a step has more than a few rows: of no experts, not in INT4
+    library_products: int  # that a library multiplies beyond Hopper's kernels of tens of rows: of no experts, not in INT4
     read_bytes: float  # weights that every step reads
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone
