@@ -24,10 +24,10 @@ from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.front_end import open_bodies_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve.weight_format import WeightFormat
-from modelserve_worker.engine.child import LOG_FORMAT
 from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
+from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.nvml import first_gpu
 from modelserve_worker.optional_drafter import without_missing_drafter

@@ -42,8 +42,9 @@ class EngineRates:
     launch_seconds: float = 1.15e-6  # per kernel of a captured step: its start and the gap before it
     # What a kernel takes longer at 32 rows and more than at one: steps of 8 and 32 requests of E4B, 3.12 and 4.25 ms.
     filled_launch_seconds: float = 1.1e-6
-    # Per product of more than 128 rows, which is the library's: a full end and start on both of its sides. 64 decodes of
-    # 31B, 17.5 ms, when from 33 rows on all were. Of steps without prompts; of others it is in `linear` and `mixed_layer_seconds`.
+    # Per product of more than 128 rows, which is the library's: a full end and start on both of its sides. 64 decodes
+    # of 31B, 17.5 ms, when all of more than 32 were. Of steps without prompts; of others it is in `linear` and
+    # `mixed_layer_seconds`.
     library_seconds: float = 3e-6
     draft_launch_seconds: float = 1.5e-6  # per kernel of a draft: small ones, each of which waits for the one before
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows

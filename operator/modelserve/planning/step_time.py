@@ -238,7 +238,7 @@ class _Work:
     layers: int
     expert_layers: int
     kernels: int
-    library_products: int  # that a library multiplies beyond Hopper's kernels of tens of rows: of no experts, not in INT4
+    library_products: int  # that a library multiplies from more than tens of rows on: of no experts, not in INT4
     read_bytes: float  # weights that every step reads
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone

@@ -124,7 +124,7 @@ FORMATS = {
     "int4_asym": WeightFormat(stored="int4", scales="group", group_size=32, symmetric=False),
     "fp8": WeightFormat(stored="fp8", scales="channel", fp8_activations=True),
 }
-around = ["step_tokens", "rotations", "embed", "rms_norm", "linear_rows", "per_layer_inputs"]
+around = ["step_tokens", "rotations", "embed", "rms_norm", "linear_rows", "cluster_rows", "per_layer_inputs"]
 steps, run, context = [], kernel_trace._run, kernel_trace.launches_go_to
 def noted_run(model, attention, step, *rest):
     steps.append([step.chunks is None, len(step.positions), []])
@@ -231,7 +231,7 @@ def test_several_ranks_launch_kernels_that_sum_and_merge_over_ranks(
 ) -> None:
     shared = run(NAMES, tmp_path, tmp_path, "2")
     assert isinstance(shared, list)
-    assert set(shared) - set(built[2]) == {"_merge_parts", "peer_sums.cu", "peer_rows.cu"}
+    assert set(shared) - set(built[2]) - {"gated_gelu"} == {"_merge_parts", "peer_sums.cu", "peer_rows.cu"}
     assert {"_select_chunks", "_draw_rows"} <= set(shared)
 
 
@@ -262,6 +262,7 @@ def test_the_table_names_what_steps_launch_and_how_often(tmp_path: Path) -> None
         assert unnamed == [], case
         # What no step of this size or kind needs: sizes past 128 rows, few rows that others take, rows of images.
         of_more = {"int4_dequantise", "int4_product", "linear_int4", "round_inputs", "deal_slots", "copy_rows"}
+        of_more |= {"gated_gelu"}  # and gates of a product that leaves them
         assert set(idle) <= of_more, case
 
 

@@ -48,7 +48,7 @@ def test_who_is_in_time_is_what_the_table_says(row: tuple[str, ...]) -> None:
 
 
 def test_every_model_has_a_rate_that_all_keep_and_one_that_is_too_much() -> None:
-    assert len(ROWS) == 9
+    assert len(ROWS) == 10
     for variant in COMMANDS:
         shares = [int(row[3]) for row in ROWS if row[0] == variant]
         assert shares[0] == 100 > shares[-1]

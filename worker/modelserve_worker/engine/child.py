@@ -24,9 +24,9 @@ from modelserve_worker.engine.deadline import HEARTBEAT_S
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.loop import EngineLoop, FrontEndSocket
 from modelserve_worker.engine.wire import Heartbeat, Loading, Ready, StartFailed
+from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.terminal_error import TerminalError
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LOADING_INTERVAL_S = 0.2
 
 logger = logging.getLogger(__name__)

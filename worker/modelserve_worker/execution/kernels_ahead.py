@@ -24,8 +24,8 @@ from pathlib import Path
 from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.sizing.backends.resolve import takes_model
-from modelserve_worker.engine.child import LOG_FORMAT
 from modelserve_worker.execution.container_limits import cores
+from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.nvml import first_gpu
 
 MOST_PROCESSES = 10
