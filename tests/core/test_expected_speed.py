@@ -153,8 +153,9 @@ def test_several_gpus_share_the_work_and_pay_for_their_sums_and_launches() -> No
 def test_more_than_tens_of_rows_are_multiplied_by_the_library() -> None:
     """Four products a layer of 31B, of which each begins and ends by itself there; INT4 has kernels for any rows."""
     rank, rates = _rank(), engine_rates(HOPPER)
-    tens, many = (rank.step(decodes=n, context=100).launches for n in (128, 129))
-    assert many - tens == pytest.approx(60 * 4 * rates.library_seconds)
+    few, tens, many = (rank.step(decodes=n, context=100).launches for n in (64, 128, 129))
+    assert tens - few == pytest.approx(60 * 4 * rates.wide_seconds), "tiles of 128 rows"
+    assert many - few == pytest.approx(60 * 4 * rates.library_seconds)
     tens, many = (_rank(weight_format=int4(32)).step(decodes=n, context=100).launches for n in (128, 129))
     assert many == pytest.approx(tens)
     tens, many = (_rank(product="NVIDIA-L4").step(decodes=n, context=100).launches for n in (128, 129))

@@ -46,6 +46,8 @@ class EngineRates:
     # of 31B, 17.5 ms, when all of more than 32 were. Of steps without prompts; of others it is in `linear` and
     # `mixed_layer_seconds`.
     library_seconds: float = 3e-6
+    # The same of 65 to 128 rows by Hopper's own kernel, whose tiles then have 128: a layer of E4B 62.4 and 69.1 us.
+    wide_seconds: float = 1.1e-6
     draft_launch_seconds: float = 1.5e-6  # per kernel of a draft: small ones, each of which waits for the one before
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
     expert_layer_seconds: float = 4e-6  # per layer of experts, whose products read nothing before rows have chosen
@@ -70,6 +72,7 @@ _TRITON = replace(
     _HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18, attention_sliding=0.29, weight_read=0.87,
     int4_read=0.87, fp8_read=0.87, int4_linear=0.55, launch_seconds=3.0e-6, draft_launch_seconds=3.0e-6,
     library_seconds=0.0,
+    wide_seconds=0.0,
 )  # fmt: skip
 _PCIE_4 = 25e9
 _NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear, host_copy=_PCIE_4)  # inputs stay bfloat16, weights are unpacked
@@ -99,5 +102,5 @@ def engine_rates(capability: Capability, *, exact: bool = False) -> EngineRates:
     return replace(
         known, measured=False, linear=EXACT_LINEAR, fp8_linear=EXACT_LINEAR, weight_read=EXACT_READ,
         int4_read=min(known.int4_read, EXACT_READ), fp8_read=EXACT_READ, peer_sum_seconds=known.all_reduce_seconds,
-        launch_seconds=_TRITON.launch_seconds, library_seconds=0.0, **reads,
+        launch_seconds=_TRITON.launch_seconds, library_seconds=0.0, wide_seconds=0.0, **reads,
     )  # fmt: skip

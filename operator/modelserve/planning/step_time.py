@@ -9,8 +9,8 @@
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
     launches     kernels x (launch_seconds + filled_launch_seconds x rows / 32, at most 1), layers of experts x
-                 expert_layer_seconds, products x library_seconds where more than 128 decode and no prompt is computed,
-                 and layers x mixed_layer_seconds where a step has decodes and prompts
+                 expert_layer_seconds, products x library_seconds where more than 128 decode and no prompt is computed
+                 (wide_seconds from 65 on), and layers x mixed_layer_seconds where a step has decodes and prompts
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
@@ -170,6 +170,7 @@ class RankSpeed:
         self._expert_layers = work.expert_layers * rates.expert_layer_seconds
         self._mixed_layers = work.layers * rates.mixed_layer_seconds
         self._library = work.library_products * rates.library_seconds
+        self._wide = work.library_products * rates.wide_seconds
         link = device.link * (rates.peer_link if by_rows else rates.nvlink) if linked else device.link
         self._sums = work.all_reduces * (rates.peer_sum_seconds if linked else rates.all_reduce_seconds)
         self._summed_row = work.reduced_bytes / link
@@ -215,6 +216,8 @@ class RankSpeed:
             launches += self._mixed_layers
         elif decodes > CLUSTER_ROWS:
             launches += self._library
+        elif decodes > CLUSTER_ROWS // 2:
+            launches += self._wide
         time = StepTime(
             self._every_step + experts,
             linears,
