@@ -91,7 +91,7 @@ GENERATIONS: dict[Capability, EngineRates] = {
 def engine_rates(capability: Capability, *, exact: bool = False) -> EngineRates:
     """The constants of a generation; of one that is not listed, those of the newest listed one before it.
 
-    `exact`: under that profile, where Triton's kernels alone compute and FP8 inputs are not rounded. Not measured.
+    `exact`: under that profile, where Triton's kernels alone compute, FP8 in bfloat16. Not measured.
     """
     known = GENERATIONS.get(capability)
     if known is None:
