@@ -11,6 +11,7 @@ from modelserve.sizing.backends.products import product_choices
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
 from modelserve_worker.kernels import (
+    cluster_rows_sm90,
     fp8_linear_triton,
     int4_linear_triton,
     linear_int4_sm90,
@@ -89,6 +90,9 @@ class Recorded:
         assert not settles  # a dense model has no experts behind it
         return self._product("dense", x, weight, gated, split)
 
+    def dense_many(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("dense many", x, weight, gated, split)
+
     def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
         return self._product("int4", x, int4_elements(matrix, x.dtype), gated, split)
 
@@ -116,6 +120,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     for name, double in (("dense_rows", kernels.dense), ("int4_rows", kernels.int4), ("fp8_rows", kernels.fp8)):
         monkeypatch.setattr(linear_rows_sm90, name, double)
     monkeypatch.setattr(linear_int4_sm90, "int4_product", kernels.int4_many)
+    monkeypatch.setattr(cluster_rows_sm90, "cluster_rows", kernels.dense_many)
     for module, names, twin in (
         (int4_linear_triton, ("int4_fused_product", "int4_dequantised_product"), PlainInt4()),
         (fp8_linear_triton, ("fp8_unpacked_product",), PlainFp8()),
@@ -171,7 +176,7 @@ def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(weight_format, 
     assert recorded.given == ([] if given is None else [(given, *each) for each in wanted])
     recorded.given.clear()
     elsewhere = multiplied(torch.cat((few, many)))
-    assert recorded.given == ([("int4 many", *each) for each in wanted] if given == "int4" else [])
+    assert recorded.given == ([(f"{given} many", *each) for each in wanted] if given in ("int4", "dense") else [])
     for alone, among in zip(by_kernel, elsewhere, strict=True):
         torch.testing.assert_close(alone.bfloat16(), among[:2].bfloat16(), rtol=2e-2, atol=2e-2)
     assert matrix.linear(few[:0]).shape == (0, 128)
