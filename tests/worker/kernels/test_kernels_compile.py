@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from traced_launches import Traced, once_each
 
 FOLDER = Path(__file__).parent
@@ -29,6 +30,7 @@ def compile_kernels(*arguments: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.timeout(1800)  # a thousand launches, on two cores that other tests share
 def test_every_kernel_compiles_within_its_limits() -> None:
     status, lines = compile_kernels()
     assert status == 0, "\n".join(lines)
