@@ -36,6 +36,7 @@ from modelserve.hardware import CATALOGUE
 from modelserve.planning.draft_time import DraftSpeed
 from modelserve.planning.step_time import RankSpeed
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch
 from modelserve_worker.engine.engine import Engine
@@ -141,6 +142,7 @@ class Setting:
     output: int
     chunk: int
     kv_dtype: str
+    profile: Profile
 
     @property
     def longest(self) -> int:
@@ -150,7 +152,10 @@ class Setting:
         on_gpu = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device).replace(" ", "-") if on_gpu else ""
         accelerator, geometry = CATALOGUE.get(name, CATALOGUE["NVIDIA-H200"]), geometry_of(self)
-        speed = RankSpeed(self.model.architecture, accelerator, geometry, tensor_parallel=1, weight_format=None)
+        speed = RankSpeed(
+            self.model.architecture, accelerator, geometry, tensor_parallel=1, weight_format=None,
+            exact=self.profile == "exact",
+        )  # fmt: skip
         drafts = DraftSpeed(self.assistant, accelerator, geometry, tensor_parallel=1)
         return PlannedCosts(speed, max_num_seqs=slots, speculation=Speculation(k), drafts=drafts)
 
@@ -327,6 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=int, default=320)
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--profile", choices=["fast", "exact"], default="fast")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
     add_deadline(parser)
     options = parser.parse_args(argv)
@@ -336,18 +342,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     with within(options.deadline) as time_left, tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         geometry = geometry_with(target, options.kv_cache_dtype)
-        kernels = kernel_table(options.device, target, geometry, EngineArgs(model=directory))
+        kernels = kernel_table(options.device, target, geometry, EngineArgs(model=directory, profile=options.profile))
         operations = Operations(kernels, options.device)
         placement = Placement(options.device, torch.bfloat16, operations=operations)
         model = load_model(target, Path(directory), placement, load_format="dummy")
         setting = Setting(
             model, assistant, Path(directory), options.device, options.context, options.output, options.chunk,
-            options.kv_cache_dtype,
+            options.kv_cache_dtype, options.profile,
         )  # fmt: skip
         print(f"{options.variant} is loaded after {time_left.seconds:.1f} s", flush=True)
         measure(setting, found, fixed=options.fixed, batches=options.batch)
     where = torch.cuda.get_device_name() if options.device.type == "cuda" else "CPU"
-    print(f"\n{where}, context {options.context}, cache {options.kv_cache_dtype}, {options.output} tokens each\n")
+    said = f"profile {options.profile}, context {options.context}, cache {options.kv_cache_dtype}"
+    print(f"\n{where}, {said}, {options.output} tokens each\n")
     print(table(options.variant, found))
     return time_left.code()
 
