@@ -181,7 +181,7 @@ def test_experts_of_26b_a4b_by_hand() -> None:
     assert time.weights == pytest.approx(experts_read + dense_read, rel=1e-6)
     experts = rows * 2 * 8 * expert / (989e12 * rates.expert_linear)
     assert experts < experts_read
-    dense = time.linears - rates.exposed * experts
+    dense = time.linears - rates.expert_exposed * experts
     assert dense > 2 * rates.exposed * dense_read, "it does not hide behind reading experts"
     one = rank.step(decodes=1, context=100)
     assert one.weights == pytest.approx(dense_read + experts_read * 8 / 128, rel=1e-6)
