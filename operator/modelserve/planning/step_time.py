@@ -9,8 +9,9 @@
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
     launches     kernels x (launch_seconds + filled_launch_seconds x rows / 32, at most 1), layers of experts x
-                 expert_layer_seconds, products x library_seconds where more than 128 decode and no prompt is computed
-                 (wide_seconds from 65 on), and layers x mixed_layer_seconds where a step has decodes and prompts
+                 expert_layer_seconds, layers x mixed_layer_seconds where a step has decodes and prompts, and where no
+                 prompt is computed dense products that the table gives to a library x library_seconds, and to
+                 Hopper's kernel of tens of rows x wide_seconds from 65 rows on
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
@@ -35,7 +36,8 @@ from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.cache_time import decode_kernels, token_seconds
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.sizing.backends.products import CLUSTER_ROWS, FEW_ROWS
+from modelserve.planning.product_time import many_decodes_seconds
+from modelserve.sizing.backends.products import FEW_ROWS
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
@@ -169,8 +171,9 @@ class RankSpeed:
         self._kernels, self._launch = work.kernels, (rates.launch_seconds, rates.filled_launch_seconds)
         self._expert_layers = work.expert_layers * rates.expert_layer_seconds
         self._mixed_layers = work.layers * rates.mixed_layer_seconds
-        self._library = work.library_products * rates.library_seconds
-        self._wide = work.library_products * rates.wide_seconds
+        self._many_decodes = many_decodes_seconds(
+            architecture, rates, device.compute_capability, ranks=tensor_parallel, weight_format=weight_format
+        )
         link = device.link * (rates.peer_link if by_rows else rates.nvlink) if linked else device.link
         self._sums = work.all_reduces * (rates.peer_sum_seconds if linked else rates.all_reduce_seconds)
         self._summed_row = work.reduced_bytes / link
@@ -216,10 +219,8 @@ class RankSpeed:
         launches = self._kernels * (launch + filled_launch * min(rows / FEW_ROWS, 1)) + self._expert_layers
         if decodes and prompt_rows:
             launches += self._mixed_layers
-        elif decodes > CLUSTER_ROWS:
-            launches += self._library
-        elif decodes > CLUSTER_ROWS // 2:
-            launches += self._wide
+        elif decodes:
+            launches += next((seconds for rows, seconds in self._many_decodes if decodes > rows), 0.0)
         time = StepTime(
             self._every_step + experts,
             linears,
@@ -243,7 +244,6 @@ class _Work:
     layers: int
     expert_layers: int
     kernels: int
-    library_products: int  # that a library multiplies from more than tens of rows on: of no experts, not in INT4
     read_bytes: float  # weights that every step reads
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone
@@ -281,7 +281,6 @@ def _work(
         layers=layers,
         expert_layers=layers if architecture.num_experts else 0,
         kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=tp, summed=False),
-        library_products=_library_products(architecture, weight_format),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,
         idle_base=idle,
@@ -361,12 +360,6 @@ def layer_parameters(architecture: ModelArchitecture) -> float:
 def _expert_parameters(architecture: ModelArchitecture, experts: int) -> int:
     """Of so many experts of every layer."""
     return architecture.num_hidden_layers * experts * 3 * architecture.hidden_size * architecture.moe_intermediate_size
-
-
-def _library_products(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> int:
-    tensors = weight_tensors(architecture, tensor_parallel_size=1)
-    dense = (each.linear for each in tensors if each.linear is not None and each.term != "experts")
-    return sum(weight_format is None or weight_format.of(each) is not StoredType.INT4 for each in dense)
 
 
 def _key_flop(architecture: ModelArchitecture, kind: LayerKind) -> int:
