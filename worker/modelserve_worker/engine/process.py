@@ -85,15 +85,17 @@ class _Stream:
         self._failure = self._failure or error
         self._wake()
 
-    async def take(self) -> list[RequestOutput]:
-        """What has come since the last call, something at least. One task calls it. Raises the failure behind that."""
-        if not self._arrived:
-            if self._failure is None:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            if not self._arrived:
-                assert self._failure is not None
-                raise self._failure
+    def changed(self) -> asyncio.Future[None]:
+        """Done as soon as `take` has something, for the one task that calls both."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        if self._arrived or self._failure is not None:
+            self._waiter.set_result(None)
+        return self._waiter
+
+    def take(self) -> list[RequestOutput]:
+        """What has come since the last call; behind all of it, the failure is raised."""
+        if self._failure is not None and not self._arrived:
+            raise self._failure
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -185,7 +187,8 @@ class EngineProcess(asyncio.Protocol):
         try:
             still_open = len(requests)
             while still_open:
-                arrived = await stream.take()
+                await stream.changed()
+                arrived = stream.take()
                 for output in arrived:
                     if output.finish_reason is not None:
                         still_open -= 1

@@ -62,7 +62,7 @@ class Reply:
         self._metrics = metrics
         self._timer = metrics.start_request(len(request.prompt_token_ids), arrival_s=request.arrival_s)
 
-    def take_parts(self) -> list[Part]:
+    def take_parts(self) -> Sequence[Part]:
         """What came since the last call. Neighbours of a kind are joined."""
         taken, self._parts = self._parts, []
         return join_parts(taken)

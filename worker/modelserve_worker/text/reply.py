@@ -53,10 +53,10 @@ class CallArguments:
 Part = Text | CallBegun | CallArguments | ToolCall
 
 
-def join_parts(parts: Sequence[Part]) -> list[Part]:
+def join_parts(parts: Sequence[Part]) -> Sequence[Part]:
     """Neighbouring texts of one channel put together, and neighbouring pieces of one call's arguments."""
     if len(parts) < 2:
-        return list(parts)
+        return parts
     joined: list[Part] = []
     for kind, group in groupby(parts, key=_kind):
         if isinstance(kind, Channel):
