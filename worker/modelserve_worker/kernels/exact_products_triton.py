@@ -23,7 +23,7 @@ from modelserve_worker.kernels.linear_tiles import MANY, LinearTile
 from modelserve_worker.kernels.row_blocks import plain_product
 from modelserve_worker.kernels.split_inputs import expert_rows, store_product
 
-# By the most rows they are for; those for few load far ahead, as they have too few programs to keep memory busy otherwise.
+# By the most rows they are for. Those for few load far ahead: they have too few programs to keep memory busy else.
 TILES = {
     16: LinearTile(64, 16, 4, 8, 0),
     32: LinearTile(64, 32, 4, 8, 0),
