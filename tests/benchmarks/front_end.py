@@ -134,7 +134,7 @@ def _time_parts(model: Path, args: argparse.Namespace) -> None:
         document = timed("read JSON", read_json, data)
         body = timed("validate", CompletionRequest.model_validate, document, context=FieldPolicy())
         answer = timed("make the request", CompletionAnswer, body, served, max_model_len=LONGEST)
-        frame = timed("write the message", encode, answer._specs[0].request)
+        frame = timed("write the message", encode, answer.specs[0].request)
         timed("read the message", FrameReader().feed, frame)
     for part, seconds in times.items():
         print(f"{part:18} median {1e3 * statistics.median(seconds):6.3f} ms of CPU")

@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +87,16 @@ class ScriptedEngine:
                 group = tuple(tokens[start : start + 4])
                 output = RequestOutput(request.request_id, group)
                 if start == 0 and sampling.prompt_logprobs is not None:
-                    output = replace(output, prompt_logprobs=_scores(request, alternatives=sampling.prompt_logprobs))
+                    output = output._replace(prompt_logprobs=_scores(request, alternatives=sampling.prompt_logprobs))
                 if sampling.logprobs is not None:
-                    output = replace(output, logprobs=(TokenLogprobs(-1.0, 1, ()),) * len(group))
+                    output = output._replace(logprobs=(TokenLogprobs(-1.0, 1, ()),) * len(group))
                 if start + 4 < len(tokens):
                     yield [output]
                 elif cut:
-                    yield [replace(output, finish_reason=FinishReason.LENGTH)]
+                    yield [output._replace(finish_reason=FinishReason.LENGTH)]
                 else:
                     assert group[-1] in ENDS
-                    yield [replace(output, finish_reason=FinishReason.STOP, stop_token_id=group[-1])]
+                    yield [output._replace(finish_reason=FinishReason.STOP, stop_token_id=group[-1])]
 
     def abort(self, request_id: str) -> None:
         """The steps of a request end with its stream."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,8 +194,7 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What one engine step produced for one request. `finish_reason` set: nothing follows.
 
     `logprobs` is as long as `token_ids` where the request asked for log probabilities, else empty.

@@ -36,6 +36,7 @@ class EngineRates:
     expert_linear: float = 0.68  # of the dense rate: experts of 8,192 rows in a step, 37.9 ms with what does not hide
     fp8_linear: float = 1.2  # the same for products of e4m3, of the bfloat16 rate: TTFT of 31B in FP8
     exposed: float = 0.2  # of the shorter of reading weights and multiplying, what does not hide behind the longer
+    expert_exposed: float = 0.5  # the same of experts: alone 489 and 823 us a layer at 2,048 and 4,096 rows
     attention_v_only: float = 0.6  # of the dense rate: chunks over global layers that store V alone
     attention_kv: float = 0.46  # the same where K and V are stored
     attention_sliding: float = 0.5  # chunks over a sliding window: 484 to 542 TFLOP/s by themselves

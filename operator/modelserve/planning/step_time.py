@@ -3,7 +3,7 @@
     weights      (W - W_q) / (bandwidth x weight_read) + W_q / (bandwidth x int4_read or fp8_read); experts at
                  expert_read
     linears      A + exposed W' - W' where the arithmetic A takes longer than reading W', else exposed A;
-                 experts and all other products each by themselves
+                 experts (with expert_exposed) and all other products each by themselves
     cache        decodes x (g L / read_g + s min(L, window) / read_s) / bandwidth, read_g and read_s of the kernels that
                  the table chooses (cache_time): streamed_read, v_only_read, turned_8_bit_read or cache_read
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
@@ -137,7 +137,7 @@ class RankSpeed:
         linked = device.link != PCIE_LINK
         by_rows = linked and not exact and sums_by_rows(architecture)
         work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
-        self._idle_base, self._exposed = work.idle_base, rates.exposed
+        self._idle_base, self._exposed, self._expert_exposed = work.idle_base, rates.exposed, rates.expert_exposed
         self._drafted = work.layers * rates.drafted_layer_seconds, work.layers * rates.drafted_row_seconds
         packed = _quantised_share(architecture, tensor_parallel, weight_format)
         stored = weight_format.stored if weight_format is not None else None
@@ -196,9 +196,10 @@ class RankSpeed:
         idle: float = self._idle_base**rows
         return self._all_experts * (1 - idle)
 
-    def _beside_reading(self, multiply: float, read: float) -> float:
+    @staticmethod
+    def _beside_reading(multiply: float, read: float, exposed: float) -> float:
         """What multiplying adds to the seconds of reading the same weights."""
-        return self._exposed * multiply if multiply < read else self._exposed * read + multiply - read
+        return exposed * multiply if multiply < read else exposed * read + multiply - read
 
     def _cache_seconds(self, decodes: float, context: float, *, drafted: bool = False) -> float:
         global_token, sliding_token = self._drafted_token if drafted else self._token
@@ -210,9 +211,10 @@ class RankSpeed:
         rows, decode, prompt = decodes + prompt_rows, self._decode, self._prompt
         experts = self._experts_seconds(rows)
         multiply = decodes * decode.products + prompt_rows * prompt.products + (decodes + ends) * self._head
-        linears = self._beside_reading(multiply, self._every_step)
+        linears = self._beside_reading(multiply, self._every_step, self._exposed)
         if experts:
-            linears += self._beside_reading(decodes * decode.experts + prompt_rows * prompt.experts, experts)
+            multiply = decodes * decode.experts + prompt_rows * prompt.experts
+            linears += self._beside_reading(multiply, experts, self._expert_exposed)
         launch, filled_launch = self._launch
         launches = self._kernels * (launch + filled_launch * min(rows / FEW_ROWS, 1)) + self._expert_layers
         if decodes and prompt_rows:

@@ -144,8 +144,8 @@ async def _answered(model: TrainedModel, **body) -> tuple[list[dict], int]:
     if not request.stream:
         return json.loads(await answer.whole(runner))["choices"], client.scored
     choices: dict[int, dict] = {}
-    events = b"".join([piece async for piece in answer.events(runner)]).decode().split("\n\n")
-    for event in filter(None, events):
+    events = b"".join([await answer.events(replies) async for replies in runner.stream(answer.specs)])
+    for event in filter(None, events.decode().split("\n\n")):
         for part in json.loads(event.removeprefix("data: "))["choices"]:
             choice = choices.setdefault(part["index"], {"text": "", "logprobs": {}})
             choice["text"] += part["text"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -109,10 +108,16 @@ class _Grouped:
             if number == len(self._steps):
                 stopped = outputs[-1].token_ids[-1] == TURN_END
                 reason, end = (FinishReason.STOP, TURN_END) if stopped else (FinishReason.LENGTH, None)
-                outputs[-1] = replace(outputs[-1], finish_reason=reason, stop_token_id=end)
+                outputs[-1] = outputs[-1]._replace(finish_reason=reason, stop_token_id=end)
             yield outputs
 
     def abort(self, request_id: str) -> None: ...
+
+
+async def streamed_events(answer: Answer, runner: SequenceRunner) -> bytes:
+    """All events of an answer."""
+    events = b"".join([await answer.events(replies) async for replies in runner.stream(answer.specs)])
+    return events + answer.last_events()
 
 
 def _groupings(tokens: Sequence[int]) -> Iterator[Steps]:
@@ -151,7 +156,7 @@ def said_at_every_split(
         return said(json.loads(await make(False).whole(runner(steps))))
 
     async def streamed(steps: Steps) -> dict[str, Any]:
-        return told(b"".join([event async for event in make(True).events(runner(steps))]))
+        return told(await streamed_events(make(True), runner(steps)))
 
     async def every_split() -> tuple[dict[str, Any], dict[str, Any]]:
         singly = [[[token]] for token in tokens]

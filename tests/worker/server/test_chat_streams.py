@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from every_split import streamed_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +98,7 @@ def _whole(answer: ChatAnswer, runner: SequenceRunner) -> dict[str, Any]:
 
 
 async def _events(answer: ChatAnswer, runner: SequenceRunner) -> list[dict[str, Any]]:
-    sent = b"".join([piece async for piece in answer.events(runner)])
+    sent = await streamed_events(answer, runner)
     return [json.loads(event.removeprefix(b"data: ")) for event in sent.split(b"\n\n")[:-1]]
 
 

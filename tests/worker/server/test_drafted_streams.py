@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
-from every_split import CALL, MAX_MODEL_LEN, TOOL, TURN_END
+from every_split import CALL, MAX_MODEL_LEN, TOOL, TURN_END, streamed_events
 
 from modelserve_tools.tiny.tokenizer_files import build_tokenizer
 from modelserve_worker.metrics import WorkerMetrics
@@ -74,7 +74,7 @@ def _runner(engine: Drafted, model: ServedModel) -> SequenceRunner:
 
 
 async def _streamed(answer: Answer, runner: SequenceRunner) -> list[dict[str, Any]]:
-    told = b"".join([event async for event in answer.events(runner)]).decode()
+    told = (await streamed_events(answer, runner)).decode()
     data = [line.removeprefix("data: ") for line in told.split("\n") if line.startswith("data: ")]
     return [json.loads(each) for each in data if each != "[DONE]"]
 

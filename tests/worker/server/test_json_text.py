@@ -1,4 +1,5 @@
-"""JSON is read as Python's own parser reads it, strictly: same documents, same values, same words for a fault."""
+"""JSON is read as Python's own parser reads it, strictly: same documents, same values, same words for a fault. What is
+written is, read by that parser, what its own encoder would have written."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ import random
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from modelserve_worker.server.json_text import read_json
+from modelserve_worker.server.json_text import read_json, to_json
 
 _SEEDS = (
     b'{"prompt":[1,2,30,40000],"t":0.5,"s":null,"u":"\\u00e9\\ud83d\\ude00 \xc3\xa9","n":-1.5e10,"o":{"a":[{}],"":[]}}',
@@ -73,3 +76,42 @@ def test_faults_are_named(text: bytes, fault: str) -> None:
 def test_what_only_pythons_parser_reads_is_read() -> None:
     assert read_json(b"\xef\xbb\xbf{}") == {}
     assert read_json(b'"\\ud800"') == "\ud800", "refused later, with the name of its field"
+
+
+_PLAIN = st.characters(codec="utf-8")
+_DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(_PLAIN),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(_PLAIN), inner, max_size=4),
+)
+
+
+class _Named(str):
+    """A subclass of a string, which msgspec does not write."""
+
+
+@given(_DOCUMENTS)
+def test_what_is_written_is_read_as_it_was(document: Any) -> None:
+    written = to_json(document)
+    assert repr(json.loads(written)) == repr(document)
+    assert b"\n" not in written, "an event is one line"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"logprob": -9999.0, "small": 5e-324, "large": 1e308, "zero": -0.0, "third": 1 / 3},
+        {"integers": [1 << 63, -(1 << 64), 10**4000]},
+        ['"\\/\b\f\n\r\t\x00\x1f\x7f', "\u2028\u2029", "naïve ☃ 👩‍🚀 \ufffd"],
+        {1: 2, "a": {}, "": []},
+        {"name": _Named("a\nb")},
+    ],
+)
+def test_what_is_written_is_what_pythons_encoder_would_have(document: Any) -> None:
+    expected = json.loads(json.dumps(document, ensure_ascii=False))
+    assert repr(json.loads(to_json(document))) == repr(expected)
+
+
+def test_half_of_a_surrogate_pair_is_not_written() -> None:
+    for document in ("\ud800", {"\udc00": 1}, [_Named("\ud800")]):
+        with pytest.raises(UnicodeEncodeError):
+            to_json(document)

@@ -114,13 +114,13 @@ def test_the_scores_of_a_long_prompt_are_made_and_encoded_a_few_at_a_time(monkey
     listed = prompt_logprobs_list(prompt, scores, VOCABULARY, alternatives=top)
     told = CompletionLogprobs(VOCABULARY, echo="").take([], prompt=prompt, prompt_logprobs=scores, alternatives=top)
     pieces: list[int] = []
-    encode = json_text._encode
+    encode = json_text.to_json
 
-    def measured(value: Any) -> str:
+    def measured(value: Any) -> bytes:
         pieces.append(len(text := encode(value)))
         return text
 
-    monkeypatch.setattr(json_text, "_encode", measured)
+    monkeypatch.setattr(json_text, "to_json", measured)
     document = json.loads(to_json_in_pieces({"choices": [{"prompt_logprobs": listed, "logprobs": told}]}))
     (choice,) = document["choices"]
     assert len(choice["prompt_logprobs"]) == len(choice["logprobs"]["tokens"]) == count + 1

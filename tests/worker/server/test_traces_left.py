@@ -14,9 +14,10 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import Histogram
 from starlette.routing import Route
 
-from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.metrics import _TOKEN_SECONDS, WorkerMetrics
 from modelserve_worker.request import FinishReason
 from modelserve_worker.scheduling.stats import StepEvents, TimedStep
 from modelserve_worker.server import access_log
@@ -151,6 +152,28 @@ def test_the_parts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> No
         for kind in ("decode", "mixed", "prefill")
     }
     assert seconds == {"decode": 0.25, "mixed": 0.5, "prefill": 0.125}
+
+
+def test_tokens_of_one_event_count_as_often_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The histogram of waits between tokens says what prometheus_client's own would say."""
+    metrics = WorkerMetrics("tiny")
+    theirs = Histogram("theirs", "", ["model_name"], buckets=_TOKEN_SECONDS, registry=None).labels("tiny")
+    timer = metrics.start_request(5, arrival_s=0.0)
+    now = 9.0
+    monkeypatch.setattr("modelserve_worker.metrics.time.monotonic", lambda: now)
+    timer.tokens(3)  # the first of an answer follow no other
+    for wait, tokens in [(0.0, 1), (1 / 64, 1), (1 / 32, 2), (0.5, 4), (80.0, 1), (81.0, 1), (1.0, 1), (1.0, 0)]:
+        now += wait
+        timer.tokens(tokens)
+        for _ in range(tokens):
+            theirs.observe(wait / tokens)
+    (family,) = metrics.inter_token.collect()
+    said = {(sample.name.removeprefix(family.name), sample.labels.get("le")): sample.value for sample in family.samples}
+    expected = {(sample.name, sample.labels.get("le")): sample.value for sample in theirs._child_samples()}
+    assert said.keys() == expected.keys()
+    assert said[("_count", None)] == 11
+    for name, value in expected.items():
+        assert name[0] == "_created" or said[name] == pytest.approx(value), name
 
 
 async def test_a_span_tells_a_request_to_its_caller() -> None:

@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from modelserve.errors import InvalidInput
@@ -71,20 +70,38 @@ class EngineStartFailed(EngineDead):
 class _Stream:
     """What has come for the requests of one `generate` call and has not been taken."""
 
-    __slots__ = ("arrived", "changed", "failure")
+    __slots__ = ("_arrived", "_failure", "_waiter")
 
     def __init__(self) -> None:
-        self.arrived: list[RequestOutput] = []
-        self.changed = asyncio.Event()
-        self.failure: Exception | None = None
+        self._arrived: list[RequestOutput] = []
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
-    def take(self, output: RequestOutput) -> None:
-        self.arrived.append(output)
-        self.changed.set()
+    def put(self, output: RequestOutput) -> None:
+        self._arrived.append(output)
+        self._wake()
 
     def fail(self, error: Exception) -> None:
-        self.failure = self.failure or error
-        self.changed.set()
+        self._failure = self._failure or error
+        self._wake()
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done as soon as `take` has something, for the one task that calls both."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        if self._arrived or self._failure is not None:
+            self._waiter.set_result(None)
+        return self._waiter
+
+    def take(self) -> list[RequestOutput]:
+        """What has come since the last call; behind all of it, the failure is raised."""
+        if self._failure is not None and not self._arrived:
+            raise self._failure
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():  # done: woken already, or its task is cancelled
+            self._waiter.set_result(None)
 
 
 class EngineProcess(asyncio.Protocol):
@@ -170,14 +187,12 @@ class EngineProcess(asyncio.Protocol):
         try:
             still_open = len(requests)
             while still_open:
-                await stream.changed.wait()
-                stream.changed.clear()
-                arrived, stream.arrived = stream.arrived, []
-                still_open -= sum(output.finish_reason is not None for output in arrived)
-                if arrived:
-                    yield arrived
-                if stream.failure is not None:
-                    raise stream.failure
+                await stream.changed()
+                arrived = stream.take()
+                for output in arrived:
+                    if output.finish_reason is not None:
+                        still_open -= 1
+                yield arrived
         finally:
             for request in requests:
                 if self._streams.get(request.request_id) is stream:
@@ -195,7 +210,7 @@ class EngineProcess(asyncio.Protocol):
             return
         if self._queue.remove(request_id):
             del self._streams[request_id]
-            stream.take(RequestOutput(request_id, (), FinishReason.ABORT))
+            stream.put(RequestOutput(request_id, (), FinishReason.ABORT))
             self._tell_held_back()
         else:
             self._send(Abort(request_id))
@@ -272,18 +287,17 @@ class EngineProcess(asyncio.Protocol):
         if self.on_steps is not None:
             self.on_steps(report.events)
         for output in report.all_outputs():
-            stream = self._streams[output.request_id]
+            request_id, told = output.request_id, output
+            stream = self._streams[request_id]
+            if request_id in self._admitted:  # its first output
+                admitted_s, cached_tokens = self._admitted.pop(request_id)
+                told = output._replace(admitted_s=admitted_s, cached_tokens=cached_tokens)
+                self._queue.started(request_id)
             if output.finish_reason is not None:
-                del self._streams[output.request_id]
-                self._queue.ended(output.request_id)
-            else:
-                self._queue.started(output.request_id)
-            admitted_s, cached_tokens = self._admitted.pop(output.request_id, (None, 0))
+                del self._streams[request_id]
+                self._queue.ended(request_id)
             if stream is not None:
-                told = output
-                if admitted_s is not None:
-                    told = replace(output, admitted_s=admitted_s, cached_tokens=cached_tokens)
-                stream.take(told)
+                stream.put(told)
         for refusal in report.refusals:
             self._queue.ended(refusal.request_id)
             stream = self._streams.pop(refusal.request_id)

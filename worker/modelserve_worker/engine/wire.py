@@ -3,8 +3,8 @@
 The two ends of one socket pair are inherited and nobody else can write to it, so messages are pickles (protocol 5)
 behind a length of 4 bytes: nothing to install, and plain columns pickle and unpickle in C. What is hot is one
 StepReport a step. Nearly all that a step produces is tokens for a request that goes on: those are columns, of ids and
-of tokens (0.2 us a row to put together and pickle), and only what says more travels as a RequestOutput
-(3.6 us).
+of tokens (0.4 us a row to put together and pickle), and only what says more travels as a RequestOutput
+(1.1 us).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ finds them and cuts the answer there (`server/sequences.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import NOT_A_NUMBER
@@ -39,7 +39,7 @@ class Verdict:
         if self.reason is not FinishReason.ERROR or not token_ids:
             return [said]
         failed = RequestOutput(request_id, (), self.reason, error=self.error, error_field=self.error_field)
-        return [replace(said, finish_reason=None, error=None, error_field=None), failed]
+        return [said._replace(finish_reason=None, error=None, error_field=None), failed]
 
 
 class Stopping:

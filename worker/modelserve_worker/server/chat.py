@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 from modelserve_worker.server.envelope import Envelope
@@ -30,17 +29,18 @@ class ChatAnswer:
         self._body = body.model_copy(update={"messages": []})  # its text is not held while the answer is made
         self._vocabulary = model.text.vocabulary
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._specs = chat_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
+        self.specs = chat_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._envelope = Envelope(response_id, kind, model.name, with_usage=body.include_usage)
-        self._calls = [0] * len(self._specs)  # begun so far, in a stream
+        self._replies: dict[int, Reply] = {}  # that have begun, in a stream
+        self._calls = [0] * len(self.specs)  # begun so far, in a stream
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(spec.request.prompt_token_ids) for spec in self._specs[:: self._body.n])
+        return sum(len(spec.request.prompt_token_ids) for spec in self.specs[:: self._body.n])
 
     async def whole(self, runner: SequenceRunner) -> bytes:
-        replies = await runner.collect(self._specs)
+        replies = await runner.collect(self.specs)
         if not self._body.logprobs and self._body.prompt_logprobs is None:
             return to_json(self._document(replies))
         # An object per token and alternative, megabytes of them: not on the loop.
@@ -67,41 +67,40 @@ class ChatAnswer:
             )
         return document
 
-    async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+    async def events(self, replies: Sequence[Reply]) -> bytes:
         """Per choice: the role with its first event, the parts of the answer, and at its end the finish reason.
 
         Reasoning, content and the arguments of calls come as the model writes them; a call begins with its index, id
-        and name. What one step says (or several, where the client is slow) is one piece.
+        and name.
         """
-        replies: dict[int, Reply] = {}
-        async with aclosing(runner.stream(self._specs)) as steps:
-            async for step in steps:
-                events: list[bytes] = []
-                for reply, parts in step:
-                    if reply.index not in replies:
-                        replies[reply.index] = reply
-                        events.append(self._event(reply.index, {"role": "assistant", "content": ""}))
-                    for delta, logprobs in self._deltas(reply, parts):
-                        events.append(self._event(reply.index, delta, logprobs=logprobs))
-                    if reply.finish_reason is not None:
-                        end = {"finish_reason": _finish_reason(reply), "stop_reason": reply.stop_reason}
-                        events.append(self._event(reply.index, {}, **end))
-                if events:
-                    yield b"".join(events)
-        if self._body.include_usage:
-            yield self._envelope.usage_event(self._usage(list(replies.values())))
+        events: list[bytes] = []
+        for reply in replies:
+            if reply.index not in self._replies:
+                self._replies[reply.index] = reply
+                events.append(self._event(reply.index, {"role": "assistant", "content": ""}))
+            for delta, logprobs in self._deltas(reply):
+                events.append(self._event(reply.index, delta, logprobs=logprobs))
+            if reply.finish_reason is not None:
+                end = {"finish_reason": _finish_reason(reply), "stop_reason": reply.stop_reason}
+                events.append(self._event(reply.index, {}, **end))
+        return b"".join(events)
+
+    def last_events(self) -> bytes:
+        if not self._body.include_usage:
+            return b""
+        return self._envelope.usage_event(self._usage(list(self._replies.values())))
 
     def failure(self, error: ApiError) -> bytes:
         """The event for a stream which cannot go on."""
         return event(error.body())
 
-    def _deltas(self, reply: Reply, parts: Sequence[Part]) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def _deltas(self, reply: Reply) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
         """Deltas of a step, the log probabilities of all its tokens with the first of them.
 
         There is one at least while the answer goes on, an empty one for a token inside a character or one that is no
         text: its client sees that it came.
         """
-        deltas = [delta for part in parts if (delta := self._delta(reply.index, part)) is not None]
+        deltas = [delta for part in reply.take_parts() if (delta := self._delta(reply.index, part)) is not None]
         taken = reply.take_logprobs()
         if not deltas and reply.finish_reason is None:
             deltas = [{}]
@@ -127,7 +126,7 @@ class ChatAnswer:
         return None
 
     def _usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        return chat_usage(self._specs, replies, n=self._body.n)
+        return chat_usage(self.specs, replies, n=self._body.n)
 
     def _event(self, index: int, delta: dict[str, Any], **fields: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | fields
@@ -159,4 +158,4 @@ def _call(name: str, *, arguments: str) -> dict[str, Any]:
 
 def _finish_reason(reply: Reply) -> str | None:
     """The engine's reason in OpenAI's words. An answer cut by its length says so, whatever calls it already made."""
-    return "tool_calls" if reply.finish_reason == "stop" and reply.tool_calls else reply.finish_reason
+    return "tool_calls" if reply.finish_reason == "stop" and reply.num_calls else reply.finish_reason

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelserve_worker.request import PromptLogprobs
@@ -21,7 +19,7 @@ from modelserve_worker.server.state import ServedModel
 from modelserve_worker.server.streaming import DONE, event
 from modelserve_worker.server.usage import usage
 from modelserve_worker.text.detokenizer import decode
-from modelserve_worker.text.reply import Channel, Part, join_parts
+from modelserve_worker.text.reply import Channel
 
 
 class CompletionAnswer:
@@ -31,8 +29,8 @@ class CompletionAnswer:
 
     def __init__(self, body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> None:
         response_id = f"cmpl-{uuid.uuid4().hex}"
-        self._specs = completion_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
-        self._echoes = [_echo(body, spec, model) for spec in self._specs]
+        self.specs = completion_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
+        self._echoes = [_echo(body, spec, model) for spec in self.specs]
         self._body = body.model_copy(update={"prompt": []})  # its text is not held while the answer is made
         self._envelope = Envelope(response_id, "text_completion", model.name, with_usage=body.include_usage)
         self._vocabulary = model.text.vocabulary
@@ -45,20 +43,24 @@ class CompletionAnswer:
             )
             for echo in self._echoes
         ]
+        self._prompts_scored = body.scored_alternatives is not None
+        self._replies: dict[int, Reply] = {}  # that have begun, in a stream
+        self._untold: dict[int, Reply] = {}  # of these, those that went on since their last event
+        self._told: set[int] = set()  # those that have had an event
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(spec.request.prompt_token_ids) for spec in self._specs[:: self._body.n])
+        return sum(len(spec.request.prompt_token_ids) for spec in self.specs[:: self._body.n])
 
     async def whole(self, runner: SequenceRunner) -> bytes:
-        replies = await runner.collect(self._specs)
+        replies = await runner.collect(self.specs)
         if self._body.logprobs is None and self._body.prompt_logprobs is None:
             return to_json(self._document(replies))
         # An object per token and alternative, megabytes of them: not on the loop.
         return await asyncio.to_thread(lambda: to_json_in_pieces(self._document(replies)))
 
     def _document(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        return self._envelope.document(self._choices(replies), usage(self._specs, replies, n=self._body.n))
+        return self._envelope.document(self._choices(replies), usage(self.specs, replies, n=self._body.n))
 
     def _choices(self, replies: Sequence[Reply]) -> list[dict[str, Any]]:
         choices = []
@@ -83,7 +85,7 @@ class CompletionAnswer:
 
     def _scored_by(self, index: int) -> int:
         """The choice whose reply has the scores of the prompt that this one answers: itself, where there are none."""
-        return index if self._body.scored_alternatives is None else index - index % self._body.n
+        return index - index % self._body.n if self._prompts_scored else index
 
     def _scores(self, reply: Reply, prompt_logprobs: PromptLogprobs | None) -> dict[str, Any] | None:
         """Those of the reply's new tokens, behind those of an echoed prompt."""
@@ -96,62 +98,56 @@ class CompletionAnswer:
             alternatives=self._body.logprobs,
         )
 
-    async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
-        """The events of one step, or of several where the client is slow, in one piece."""
-        replies: dict[int, Reply] = {}
-        counts = [0] * len(self._specs)
-        unsaid: dict[int, list[Part]] = {}
-        async with aclosing(runner.stream(self._specs)) as steps:
-            async for step in steps:
-                for reply, parts in step:
-                    replies[reply.index] = reply
-                    unsaid[reply.index] = join_parts(unsaid.get(reply.index, []) + parts)
-                events = []
-                for index in tuple(unsaid):
-                    reply, scored = replies[index], replies.get(self._scored_by(index))
-                    if scored is None:
-                        continue  # its first event has the scores of its prompt, which are not there yet
-                    first = counts[index] == 0
-                    counts[index] = reply.num_tokens
-                    prompt_logprobs = scored.prompt_logprobs if first else None
-                    encode = partial(self._event, reply, unsaid.pop(index), first, prompt_logprobs)
-                    if prompt_logprobs is None:
-                        events.append(encode(to_json))
-                    else:  # as in a whole answer
-                        events.append(await asyncio.to_thread(encode, to_json_in_pieces))
-                if events:
-                    yield b"".join(events)
-        if self._body.include_usage:
-            yield self._envelope.usage_event(usage(self._specs, replies.values(), n=self._body.n))
+    async def events(self, replies: Sequence[Reply]) -> bytes:
+        """An event of each reply, in one piece, or of none whose prompt's scores are still to come."""
+        if self._prompts_scored:
+            return await self._scored_events(replies)
+        events = []
+        for reply in replies:
+            self._replies[reply.index] = reply
+            events.append(self._event(reply, None, to_json))
+        return b"".join(events)
 
-    def _event(
-        self,
-        reply: Reply,
-        parts: Sequence[Part],
-        first: bool,
-        prompt_logprobs: PromptLogprobs | None,
-        encode: Callable[[Any], bytes],
-    ) -> bytes:
-        return self._envelope.event(encode(self._choice(reply, parts, prompt_logprobs, first=first)))
+    async def _scored_events(self, replies: Sequence[Reply]) -> bytes:
+        """The first event of a reply waits for the scores of its prompt, which come with one of the others."""
+        events = []
+        for reply in replies:
+            self._replies[reply.index] = self._untold[reply.index] = reply
+        for index, reply in tuple(self._untold.items()):
+            scored = self._replies.get(self._scored_by(index))
+            if scored is None:
+                continue
+            del self._untold[index]
+            if index in self._told or scored.prompt_logprobs is None:
+                events.append(self._event(reply, None, to_json))
+            else:  # as in a whole answer
+                events.append(await asyncio.to_thread(self._event, reply, scored.prompt_logprobs, to_json_in_pieces))
+        return b"".join(events)
+
+    def last_events(self) -> bytes:
+        if not self._body.include_usage:
+            return b""
+        return self._envelope.usage_event(usage(self.specs, self._replies.values(), n=self._body.n))
+
+    def _event(self, reply: Reply, prompt_logprobs: PromptLogprobs | None, encode: Callable[[Any], bytes]) -> bytes:
+        """A token that says nothing (yet) has one, too: its client sees that it goes on."""
+        text = texts(reply.take_parts(), Channel.CONTENT)
+        if reply.index not in self._told:
+            self._told.add(reply.index)
+            text = self._echoes[reply.index] + text
+        scores = self._scores(reply, prompt_logprobs)
+        choice = {
+            "index": reply.index,
+            "text": text,
+            "logprobs": scores if scores is not None and scores["tokens"] else None,
+            "finish_reason": reply.finish_reason,
+            "stop_reason": reply.stop_reason,
+        }
+        return self._envelope.event(encode(choice))
 
     def failure(self, error: ApiError) -> bytes:
         """The event for a stream which cannot go on."""
         return event(error.body())
-
-    def _choice(
-        self, reply: Reply, parts: Sequence[Part], prompt_logprobs: PromptLogprobs | None, *, first: bool
-    ) -> dict[str, Any]:
-        """The choice of an event. A token that says nothing (yet) has one, too: its client sees that it goes on."""
-        text = texts(parts, Channel.CONTENT)
-        scores = self._scores(reply, prompt_logprobs)
-        scored = scores is not None and bool(scores["tokens"])
-        return {
-            "index": reply.index,
-            "text": self._echoes[reply.index] + text if first else text,
-            "logprobs": scores if scored else None,
-            "finish_reason": reply.finish_reason,
-            "stop_reason": reply.stop_reason,
-        }
 
 
 def _echo(body: CompletionRequest, spec: SequenceSpec, model: ServedModel) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from modelserve_worker.server.chunk_writer import ChunkWriter
 from modelserve_worker.server.errors import ApiError
 from modelserve_worker.server.message_framing import StrictReceiveBuffer
 
@@ -145,6 +146,7 @@ class Connection(H11Protocol):
         if not self._is_waiting():
             self._stop_deadline()
             self._connections.has_request(self)
+            ChunkWriter.offer(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

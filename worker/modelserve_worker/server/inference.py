@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -16,11 +16,12 @@ from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
 from modelserve_worker.server.errors import ApiError, from_validation, internal_error, unavailable
 from modelserve_worker.server.json_text import to_json
+from modelserve_worker.server.preparation import SequenceSpec
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.request_context import CLIENT_LEFT, RequestContext
 from modelserve_worker.server.responses.request import ResponsesRequest
-from modelserve_worker.server.sequences import GenerationError, SequenceRunner
+from modelserve_worker.server.sequences import GenerationError, Reply, SequenceRunner
 from modelserve_worker.server.state import ServerState
 from modelserve_worker.server.streaming import (
     ClientDisconnectError,
@@ -41,6 +42,7 @@ class Answer(Protocol):
     `stream_end` is sent behind the last event, also behind the one of `failure`.
     """
 
+    specs: list[SequenceSpec]
     stream_end: bytes
 
     @property
@@ -52,8 +54,15 @@ class Answer(Protocol):
         """The body of the response, encoded."""
         ...
 
-    def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
-        """Encoded server-sent events."""
+    async def events(self, replies: Sequence[Reply]) -> bytes:
+        """Encoded server-sent events of what these replies say that was not told; empty where there is nothing.
+
+        What one step says (or several, where the client is slow) is told at once.
+        """
+        ...
+
+    def last_events(self) -> bytes:
+        """Encoded, behind the events of replies that are all complete; often empty."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
@@ -78,7 +87,7 @@ async def answer(
     context.account.hold_tokens(prepared.num_prompt_tokens)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
-        return EventStreamResponse(_events(prepared, runner, context), prepared.stream_end)
+        return EventStreamResponse(stream_events(prepared, runner, context), prepared.stream_end)
     try:
         content = await run_until_disconnect(request.receive, prepared.whole(runner))
     except ClientDisconnectError:
@@ -104,17 +113,20 @@ async def result(request: Request, body_type: type[ResultBody], compute: Callabl
     return Response(await bodies.prepare(request, body_type, make), media_type="application/json")
 
 
-async def _events(answer: Answer, runner: SequenceRunner, context: RequestContext) -> AsyncGenerator[bytes, None]:
+async def stream_events(answer: Answer, runner: SequenceRunner, context: RequestContext) -> AsyncGenerator[bytes, None]:
     """The events of an answer, with an error event behind them where it failed, whose status `context` keeps.
 
     Raises ApiError for what fails before there is an event: it gets its own status then.
     """
     begun = False
     try:
-        async with aclosing(answer.events(runner)) as events:
-            async for chunk in events:
-                begun = True
-                yield chunk
+        async with aclosing(runner.stream(answer.specs)) as steps:
+            async for replies in steps:
+                if events := await answer.events(replies):
+                    begun = True
+                    yield events
+        if last := answer.last_events():
+            yield last
     except FAILURES as error:
         failure = as_api_error(error)
         if not begun:

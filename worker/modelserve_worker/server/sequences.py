@@ -17,7 +17,7 @@ from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, PromptLogprob
 from modelserve_worker.server.preparation import SequenceSpec
 from modelserve_worker.server.request_context import RequestContext
 from modelserve_worker.text.repetition import LOOP_WINDOW, RepetitionDetector, ends_in_a_loop
-from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, ReplyParser, Text, join_parts
+from modelserve_worker.text.reply import Channel, Part, ReplyParser, Text, join_parts
 from modelserve_worker.text.tool_calls import ToolCall
 from modelserve_worker.text.vocabulary import Vocabulary
 
@@ -30,7 +30,7 @@ class GenerationError(Exception):
 
 
 class Reply:
-    """One sequence's answer while it arrives: everything read so far, and how it ended.
+    """One sequence's answer while it arrives: what was read and nobody has taken, and how it ended.
 
     `finish_reason` is "stop" or "length" once it is complete; `stop_reason` is the stop string, or the stop token other
     than EOS, that ended it, or REPETITION_DETECTED.
@@ -39,9 +39,9 @@ class Reply:
     def __init__(self, spec: SequenceSpec, vocabulary: Vocabulary, metrics: WorkerMetrics) -> None:
         request = spec.request
         self.index = spec.index
-        self.parts: list[Text | ToolCall] = []
         self.num_tokens = 0  # of the answer, the one that ended it included
         self.cached_tokens = 0  # of the prompt, those that were not computed
+        self._parts: list[Part] = []
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -62,13 +62,27 @@ class Reply:
         self._metrics = metrics
         self._timer = metrics.start_request(len(request.prompt_token_ids), arrival_s=request.arrival_s)
 
+    def take_parts(self) -> Sequence[Part]:
+        """What came since the last call. Neighbours of a kind are joined."""
+        taken, self._parts = self._parts, []
+        return join_parts(taken)
+
+    @property
+    def parts(self) -> list[Text | ToolCall]:
+        """What nobody has taken, a call as its ToolCall alone."""
+        return [part for part in self._parts if isinstance(part, Text | ToolCall)]
+
     @property
     def content(self) -> str:
-        return texts(self.parts, Channel.CONTENT)
+        return texts(self._parts, Channel.CONTENT)
 
     @property
     def reasoning(self) -> str:
-        return texts(self.parts, Channel.REASONING)
+        return texts(self._parts, Channel.REASONING)
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return [part for part in self._parts if isinstance(part, ToolCall)]
 
     @property
     def reasoning_tokens(self) -> int:
@@ -76,27 +90,29 @@ class Reply:
         return self._parser.reasoning_tokens
 
     @property
-    def tool_calls(self) -> list[ToolCall]:
-        return [part for part in self.parts if isinstance(part, ToolCall)]
+    def num_calls(self) -> int:
+        """Calls that are complete."""
+        return self._parser.num_calls
 
-    def read(self, output: RequestOutput) -> list[Part]:
-        """Take what a step produced; the parts it added. Raises GenerationError when the engine gave it up, and
-        InvalidInput when what the client asked for is why.
+    def read(self, output: RequestOutput) -> int:
+        """Take what a step produced; how many of its tokens belong to the answer. Raises GenerationError when the
+        engine gave it up, and InvalidInput when what the client asked for is why.
         """
-        if output.error is not None and output.error_field is not None:
-            raise InvalidInput(output.error, field=output.error_field)
-        if output.finish_reason in _UNFINISHED:
+        if output.finish_reason is not None and output.finish_reason in _UNFINISHED:
+            if output.error is not None and output.error_field is not None:
+                raise InvalidInput(output.error, field=output.error_field)
             raise GenerationError(output.error or "the server ended the request before it was complete")
         if output.admitted_s is not None:
             self.cached_tokens = output.cached_tokens
             self._timer.admitted(output.admitted_s)
-        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
-        parts, num_read = self._parts(output)
-        self.parts += [part for part in parts if not isinstance(part, CallBegun | CallArguments)]
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        num_read = self._read_tokens(output)
         self.num_tokens += num_read
-        accepted = min(num_read, len(output.token_ids) - 1) if output.drafts else 0  # the last one was drawn
-        self.accepted_drafts += accepted
-        self.rejected_drafts += output.drafts - accepted
+        if output.drafts:
+            accepted = min(num_read, len(output.token_ids) - 1)  # the last one was drawn
+            self.accepted_drafts += accepted
+            self.rejected_drafts += output.drafts - accepted
         if output.logprobs:
             self._logprobs += zip(output.token_ids[:num_read], output.logprobs[:num_read], strict=True)
         self._timer.tokens(num_read)
@@ -106,7 +122,7 @@ class Reply:
                 self.finish_reason == FinishReason.LENGTH and ends_in_a_loop(self._last_tokens)
             ):
                 self._metrics.count_loop(stopped=self.stop_reason == REPETITION_DETECTED)
-        return parts
+        return num_read
 
     def take_logprobs(self) -> list[tuple[int, TokenLogprobs]]:
         """Token ids with their log probabilities, those that came since the last call; none unless asked for."""
@@ -131,44 +147,40 @@ class Reply:
         if self.finish_reason is None:
             self._timer.finish(reason)
 
-    def _repeats(self, token_id: int) -> bool:
-        if self._repetition is None:
-            return False
-        self._repetition.push(token_id)
-        return self._repetition.found
-
-    def _parts(self, output: RequestOutput) -> tuple[list[Part], int]:
-        """Parts that the output made certain, and how many of its tokens belong to the answer."""
-        parser = self._parser
-        parts: list[Part] = []
+    def _read_tokens(self, output: RequestOutput) -> int:
+        """Add the parts that the output made certain; how many of its tokens belong to the answer."""
+        parser, token_ids = self._parser, output.token_ids
         if self._spec.prompt_only:
             self.finish_reason = "length"
-            return [], 0
-        last = len(output.token_ids) - 1
-        for position, token_id in enumerate(output.token_ids):
-            if position == last and output.stop_token_id is not None and not self._spec.include_stop:
-                break  # the token that ended the answer is not part of its text
-            parts += parser.push(token_id)
-            self._last_tokens.append(token_id)
+            return 0
+        self._last_tokens += token_ids
+        if output.stop_token_id is not None and not self._spec.include_stop:
+            token_ids = token_ids[:-1]  # the token that ended the answer is not part of its text
+        for position, token_id in enumerate(token_ids):
+            self._parts += parser.push(token_id)
             if parser.ended:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
-                return parts, position + 1
-            if self._repeats(token_id):
-                self.finish_reason, self.stop_reason = "length", REPETITION_DETECTED
-                return [*parts, *parser.finish()], position + 1
+                return position + 1
+            if self._repetition is not None:
+                self._repetition.push(token_id)
+                if self._repetition.found:
+                    self.finish_reason, self.stop_reason = "length", REPETITION_DETECTED
+                    self._parts += parser.finish()
+                    return position + 1
         if output.finish_reason is not None:
-            parts += parser.finish()
+            self._parts += parser.finish()
             if parser.ended:
                 self.finish_reason, self.stop_reason = "stop", parser.stop_string
             else:
                 named = output.stop_token_id in self._spec.request.sampling.stop_token_ids
                 self.finish_reason = output.finish_reason.value
                 self.stop_reason = output.stop_token_id if named else None
-        return parts, len(output.token_ids)
+        return len(output.token_ids)
 
 
 def texts(parts: Sequence[Part], channel: Channel) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Text) and part.channel is channel)
+    """What they say there."""
+    return "".join([part.text for part in parts if isinstance(part, Text) and part.channel is channel])
 
 
 class SequenceRunner:
@@ -191,11 +203,11 @@ class SequenceRunner:
         replies: dict[int, Reply] = {}
         async with aclosing(self.stream(specs)) as steps:
             async for step in steps:
-                replies |= {reply.index: reply for reply, _ in step}
+                replies |= {reply.index: reply for reply in step}
         return [replies[spec.index] for spec in specs]
 
-    async def stream(self, specs: Sequence[SequenceSpec]) -> AsyncGenerator[list[tuple[Reply, list[Part]]], None]:
-        """Replies that went on, each once, with the parts added, until all are complete.
+    async def stream(self, specs: Sequence[SequenceSpec]) -> AsyncGenerator[list[Reply], None]:
+        """Replies that went on, each once, until all are complete.
 
         Several steps that came together are told as one. Closing the generator aborts the replies that go on.
         Raises InvalidInput when the engine refuses a sequence or its grammar exceeds its bounds, with the name of the
@@ -214,17 +226,14 @@ class SequenceRunner:
         try:
             async with aclosing(self._engine.generate([spec.request for spec in specs], client=client)) as steps:
                 async for outputs in steps:
-                    step: dict[str, tuple[Reply, list[Part]]] = {}
+                    step: dict[str, Reply] = {}
                     for output in outputs:
                         reply = replies[output.request_id]
                         if reply.finish_reason is None:  # a stop string ends an answer before the engine does
-                            told = reply.num_tokens
-                            parts = reply.read(output)
+                            count = reply.read(output)
                             if self._context is not None:
-                                self._context.note_tokens(reply.num_tokens - told, admitted_s=output.admitted_s)
-                            if output.request_id in step:
-                                parts = step[output.request_id][1] + parts
-                            step[output.request_id] = reply, join_parts(parts)
+                                self._context.note_tokens(count, admitted_s=output.admitted_s)
+                            step[output.request_id] = reply
                             if reply.finish_reason is not None:
                                 incomplete -= 1
                                 if output.finish_reason is None and incomplete:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from modelserve_worker.server.chunk_writer import ChunkWriter
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.request_context import CLIENT_LEFT, RequestContext
 
@@ -70,18 +71,21 @@ class EventStreamResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_until_disconnect(receive, self._send(send))
+            await run_until_disconnect(receive, self._send(send, ChunkWriter.of(scope)))
         except ClientDisconnectError:
             RequestContext.of(scope).broken = CLIENT_LEFT
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, chunks: ChunkWriter | None) -> None:
         started = False
         async with aclosing(self._events) as events:
-            async for chunk in events:
+            async for said in events:
                 if not started:
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if chunks is None:
+                    await send({"type": "http.response.body", "body": said, "more_body": True})
+                else:
+                    await chunks.send(said)
             if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": self._end, "more_body": False})

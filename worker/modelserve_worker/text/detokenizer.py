@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable
 
 from modelserve_worker.text.vocabulary import Vocabulary
@@ -18,17 +18,21 @@ class IncrementalDetokenizer:
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool = True) -> None:
         self._vocabulary = vocabulary
         self._skip_special_tokens = skip_special_tokens
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""  # the start of a character
 
     def push(self, token_id: int) -> str:
         """Text that this token made certain; often empty."""
         if self._skip_special_tokens and token_id in self._vocabulary.special_ids:
             return ""
-        return self._utf8.decode(self._vocabulary.bytes_of(token_id))
+        data = self._held + self._vocabulary.bytes_of(token_id)
+        text, num_read = utf_8_decode(data, "replace")
+        self._held = data[num_read:]
+        return text
 
     def finish(self) -> str:
         """U+FFFD for a character that stays incomplete. Tokens that follow begin a new text."""
-        return self._utf8.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return held.decode(errors="replace")
 
 
 def decode(token_ids: Iterable[int], vocabulary: Vocabulary, *, skip_special_tokens: bool = True) -> str:

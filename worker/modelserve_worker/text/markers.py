@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 THOUGHT_OPEN, THOUGHT_CLOSE = "<|channel>", "<channel|>"
@@ -38,6 +38,12 @@ class Markers:
             response_open=ids.get("<|tool_response>"),
             ends_thought=frozenset(ids[name] for name in _CLOSED_BY if name in ids),
         )
+
+    def around_parts(self) -> Iterator[int]:
+        """Tokens with which a thought or a call may begin or end, in no order."""
+        for each in (self.thought_open, self.thought_close, self.call_open, self.call_close, self.response_open):
+            if each is not None:
+                yield each
 
     def tail_of_open_thought(self, prompt: Sequence[int]) -> Sequence[int] | None:
         """What a prompt wrote into a thought that it left for the model to go on with; None when none is open."""

@@ -6,9 +6,11 @@ not depend on how the tokens were grouped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from modelserve_worker.text.detokenizer import IncrementalDetokenizer
 from modelserve_worker.text.markers import Markers
@@ -26,8 +28,7 @@ class Channel(Enum):
     REASONING = auto()
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     channel: Channel
     text: str
 
@@ -52,18 +53,23 @@ class CallArguments:
 Part = Text | CallBegun | CallArguments | ToolCall
 
 
-def join_parts(parts: Iterable[Part]) -> list[Part]:
+def join_parts(parts: Sequence[Part]) -> Sequence[Part]:
     """Neighbouring texts of one channel put together, and neighbouring pieces of one call's arguments."""
+    if len(parts) < 2:
+        return parts
     joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if isinstance(part, Text) and isinstance(last, Text) and part.channel is last.channel:
-            joined[-1] = Text(part.channel, last.text + part.text)
-        elif isinstance(part, CallArguments) and isinstance(last, CallArguments):
-            joined[-1] = CallArguments(last.json + part.json)
+    for kind, group in groupby(parts, key=_kind):
+        if isinstance(kind, Channel):
+            joined.append(Text(kind, "".join([part.text for part in group if isinstance(part, Text)])))
+        elif kind is CallArguments:
+            joined.append(CallArguments("".join([part.json for part in group if isinstance(part, CallArguments)])))
         else:
-            joined.append(part)
+            joined += group
     return joined
+
+
+def _kind(part: Part) -> Any:
+    return part.channel if isinstance(part, Text) else type(part)
 
 
 @dataclass(frozen=True)
@@ -112,10 +118,14 @@ class ReplyParser:
         self._format = reply_format
         self._markers = reply_format.markers
         self._detokenizer = IncrementalDetokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
+        markers = reply_format.markers
+        self._changes_state = frozenset(() if markers is None else markers.around_parts())
         self._stop = StopStringFilter(stop, include_stop=include_stop)
+        self._searches = bool(stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self._num_calls = 0
+        self.num_calls = 0  # that are complete
+        self.ended = False  # the answer is over, by a stop string or by the only call it may hold
         self._label = ""  # what may be the beginning of the label
         self._call: list[int] = []  # tokens of the call that is open
         self._call_text = IncrementalDetokenizer(vocabulary)
@@ -130,32 +140,36 @@ class ReplyParser:
         """The stop string that ended the answer, if one did."""
         return self._stop.matched
 
-    @property
-    def ended(self) -> bool:
-        """Whether the answer is over, by a stop string or by the only call it may hold."""
-        return self.stop_string is not None or (self._format.one_call and self._num_calls > 0)
-
     def push(self, token_id: int) -> list[Part]:
         """Parts that this token made certain; often none."""
         self._num_tokens += 1
-        if self._markers is not None and (entered := self._entered(token_id, self._markers)) is not None:
-            complete = self._state is _State.CALL and token_id == self._markers.call_close
-            parts = self._close_call() if complete else self._leave()
-            self._state = entered
-            if entered is _State.CALL:
-                self._call_reader, self._call_begun = CallReader(), False
+        if token_id in self._changes_state and (parts := self._change_state(token_id)) is not None:
             return parts
         if self._state is _State.CALL:
             self._call.append(token_id)
             is_quote = self._markers is not None and token_id == self._markers.quote
             return self._read_call(self._quote() if is_quote else self._call_text.push(token_id))
-        self.reasoning_tokens += self._state in (_State.LABEL, _State.THOUGHT)
+        if self._state is not _State.CONTENT:
+            self.reasoning_tokens += 1
         return self._said(self._detokenizer.push(token_id))
 
     def finish(self) -> list[Part]:
         """The rest, when the answer ended otherwise than by `ended`. A label or a call that it cuts is no text."""
         self._label = ""
         return [] if self._state is _State.CALL else self._leave()
+
+    def _change_state(self, token_id: int) -> list[Part] | None:
+        """What the marker `token_id` makes certain; None where it changes nothing."""
+        assert self._markers is not None
+        entered = self._entered(token_id, self._markers)
+        if entered is None:
+            return None
+        complete = self._state is _State.CALL and token_id == self._markers.call_close
+        parts = self._close_call() if complete else self._leave()
+        self._state = entered
+        if entered is _State.CALL:
+            self._call_reader, self._call_begun = CallReader(), False
+        return parts
 
     def _entered(self, token_id: int, markers: Markers) -> _State | None:
         """The state behind the marker `token_id`; None for every token that changes nothing."""
@@ -187,7 +201,8 @@ class ReplyParser:
             except ValueError:
                 return [*parts, *self._leave()]
             self._call = []
-            self._num_calls += 1
+            self.num_calls += 1
+            self.ended = self.ended or self._format.one_call
             return [*parts, *self._arguments(self._call_reader, rest), call]
         return [*parts, *self._leave()]
 
@@ -228,6 +243,7 @@ class ReplyParser:
                 return []
             text, self._label = self._label.removeprefix(_THOUGHT_LABEL), ""
             self._state = _State.THOUGHT
-        if self._num_tokens >= self._min_tokens:
+        if self._searches and self._num_tokens >= self._min_tokens:
             text = self._stop.push(text)
+            self.ended = self.ended or self._stop.matched is not None
         return [Text(self._channel, text)] if text else []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from modelserve_worker.server.anthropic.content import ContentStream, content_blocks
@@ -26,39 +25,40 @@ class MessagesAnswer:
     def __init__(self, body: MessagesRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model.name
-        self._spec = only_sequence(
+        spec = only_sequence(
             body.chat(), model, response_id=self._id, max_model_len=max_model_len, format_field="output_config.format"
         )
+        self.specs = [spec]
+        self._content: ContentStream | None = None  # of a stream that has begun
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self._spec.request.prompt_token_ids)
+        return len(self.specs[0].request.prompt_token_ids)
 
     async def whole(self, runner: SequenceRunner) -> bytes:
-        (reply,) = await runner.collect([self._spec])
+        (reply,) = await runner.collect(self.specs)
         end = _end(reply)
         usage = self._usage(reply, output_tokens=reply.num_tokens)
         return to_json(self._message(content_blocks(reply.parts), usage) | end)
 
-    async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+    async def events(self, replies: Sequence[Reply]) -> bytes:
         """Anthropic's events: the message without content, its blocks one after another, and how it ended."""
-        content = ContentStream()
-        begun = False
-        async with aclosing(runner.stream([self._spec])) as steps:
-            async for ((reply, parts),) in steps:
-                events: list[dict[str, Any]] = []
-                if not begun:
-                    begun = True
-                    message = self._message([], self._usage(reply, output_tokens=0))
-                    events.append({"type": "message_start", "message": message})
-                events += content.push(parts)
-                if reply.finish_reason is not None:
-                    events += content.finish()
-                    usage = self._usage(reply, output_tokens=reply.num_tokens)
-                    events += [{"type": "message_delta", "delta": _end(reply), "usage": usage}]
-                    events += [{"type": "message_stop"}]
-                if events:
-                    yield _encoded(events)
+        (reply,) = replies
+        events: list[dict[str, Any]] = []
+        if self._content is None:
+            self._content = ContentStream()
+            message = self._message([], self._usage(reply, output_tokens=0))
+            events.append({"type": "message_start", "message": message})
+        events += self._content.push(reply.take_parts())
+        if reply.finish_reason is not None:
+            events += self._content.finish()
+            usage = self._usage(reply, output_tokens=reply.num_tokens)
+            events += [{"type": "message_delta", "delta": _end(reply), "usage": usage}]
+            events += [{"type": "message_stop"}]
+        return _encoded(events)
+
+    def last_events(self) -> bytes:
+        return b""
 
     def failure(self, error: ApiError) -> bytes:
         """The event that ends a stream which cannot go on."""
@@ -91,7 +91,7 @@ def _end(reply: Reply) -> dict[str, Any]:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(reply.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_reason}
-    return {"stop_reason": "tool_use" if reply.tool_calls else "end_turn", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if reply.num_calls else "end_turn", "stop_sequence": None}
 
 
 def _encoded(events: Iterable[dict[str, Any]]) -> bytes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from modelserve_worker.text.reply import CallArguments, CallBegun, Channel, Part, Text, join_parts
 from modelserve_worker.text.tool_calls import ToolCall
 
 
-def content_blocks(parts: Iterable[Text | ToolCall]) -> list[dict[str, Any]]:
+def content_blocks(parts: Sequence[Text | ToolCall]) -> list[dict[str, Any]]:
     """The blocks of a whole answer."""
     blocks = []
     for part in join_parts(parts):

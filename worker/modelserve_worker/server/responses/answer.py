@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 from modelserve_worker.server.errors import ApiError
@@ -27,9 +26,10 @@ class ResponsesAnswer:
 
     def __init__(self, body: ResponsesRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
-        self._spec = only_sequence(
+        spec = only_sequence(
             body.chat(), model, response_id=self._id, max_model_len=max_model_len, format_field="text.format"
         )
+        self.specs = [spec]
         self._head = {
             "id": self._id, "object": "response", "created_at": int(time.time()), "model": model.name,
             "background": False, **body.echoed(),
@@ -45,31 +45,32 @@ class ResponsesAnswer:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self._spec.request.prompt_token_ids)
+        return len(self.specs[0].request.prompt_token_ids)
 
     async def whole(self, runner: SequenceRunner) -> bytes:
-        (reply,) = await runner.collect([self._spec])
+        (reply,) = await runner.collect(self.specs)
         self._items.push(join_parts(reply.parts))
         self._items.finish(complete=reply.finish_reason == "stop")
         return to_json(self._ended(reply))
 
-    async def events(self, runner: SequenceRunner) -> AsyncGenerator[bytes, None]:
+    async def events(self, replies: Sequence[Reply]) -> bytes:
         """OpenAI's events: created, in progress, those of each output item in turn, and the end with all of it."""
-        async with aclosing(runner.stream([self._spec])) as steps:
-            async for ((reply, parts),) in steps:
-                said = b""
-                if self._num_events == 0:
-                    begun = self._response("in_progress")
-                    said += self._event({"type": "response.created", "response": begun})
-                    said += self._event({"type": "response.in_progress", "response": begun})
-                said += b"".join(map(self._event, self._items.push(parts)))
-                if reply.finish_reason is not None:
-                    complete = reply.finish_reason == "stop"
-                    said += b"".join(map(self._event, self._items.finish(complete=complete)))
-                    kind = "response.completed" if complete else "response.incomplete"
-                    said += self._event({"type": kind, "response": self._ended(reply)})
-                if said:
-                    yield said
+        (reply,) = replies
+        said = b""
+        if self._num_events == 0:
+            begun = self._response("in_progress")
+            said += self._event({"type": "response.created", "response": begun})
+            said += self._event({"type": "response.in_progress", "response": begun})
+        said += b"".join(map(self._event, self._items.push(reply.take_parts())))
+        if reply.finish_reason is not None:
+            complete = reply.finish_reason == "stop"
+            said += b"".join(map(self._event, self._items.finish(complete=complete)))
+            kind = "response.completed" if complete else "response.incomplete"
+            said += self._event({"type": kind, "response": self._ended(reply)})
+        return said
+
+    def last_events(self) -> bytes:
+        return b""
 
     def failure(self, error: ApiError) -> bytes:
         """The event that ends a stream which cannot go on."""
@@ -77,7 +78,7 @@ class ResponsesAnswer:
         return self._event({"type": "response.failed", "response": response})
 
     def _ended(self, reply: Reply) -> dict[str, Any]:
-        counts = chat_usage([self._spec], [reply], n=1)
+        counts = chat_usage(self.specs, [reply], n=1)
         usage = {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
