@@ -99,7 +99,7 @@ def compared(said: dict[str, Said], alone: dict[str, Said], *, apart: float) -> 
         try:
             assert_same(said[request], before, request, apart=apart)
         except AssertionError as error:
-            yield f"{request}: {error}"[:300]
+            yield f"{request}: {error}"[:700]
 
 
 def main() -> int:

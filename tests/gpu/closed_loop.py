@@ -1,11 +1,13 @@
 """On a GPU: a closed loop of requests through the engine alone, without HTTP, by the size of steps with prompts.
 
     python tests/gpu/closed_loop.py --variant 26B-A4B --load 8192/150/8/16 --load 512/256/128/256 --mixed 1024 2048 4096
+    python tests/gpu/closed_loop.py --variant 31B --load 512/256/128/256 --mixed 512 --crowd 2 1.4 --max-num-seqs 128
 
 Random weights at the published geometry, captured steps. A load is prompt/answer/streams/requests; all streams begin at
-once, and a new request comes when one ends. Prints tokens per second, mean TTFT, gaps between tokens, and what steps
-took by how many requests decoded in them and how many rows of prompts they had: medians, from result to result. All
-lines of loads come once more at the end, also where --deadline or SIGTERM ends it before.
+once, and a new request comes when one ends. Steps with prompts have --mixed rows, or with --crowd follow what waits as
+an engine has it, where a crowd is what takes so many seconds. Prints tokens per second, TTFT and gaps between tokens,
+preemptions, and what steps took by how many requests decoded in them and how many rows of prompts they had: medians,
+from result to result. All lines of loads come once more at the end, also where --deadline or SIGTERM ends it before.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from deadline import add_deadline, within
@@ -25,17 +27,21 @@ from engine_on_gpu import Bench
 from random_checkpoint import read_config
 
 from modelserve.engine_args import EngineArgs
-from modelserve.planning.step_time import doubling_context
+from modelserve.hardware import CATALOGUE
+from modelserve.planning.mixed_steps import CROWD_SECONDS, crowd_tokens, min_mixed_tokens
+from modelserve.planning.step_time import RankSpeed
 from modelserve_worker.execution.ranks import launch
+from modelserve_worker.scheduling.admission import SchedulerLimits
 
 CHUNK = 8192
-ROWS_APART = 512  # of prompts, in the table of steps
+ROWS_APART = 256  # of prompts, in the table of steps
 DECODES_APART = 16
 
 
 def served(bench: Bench, prompt: int, answer: int, streams: int, requests: int) -> dict[str, float]:
-    """Tokens per second, and TTFT and gaps in ms, of a loop; steps go to `bench.steps`."""
+    """Tokens per second, and TTFT and gaps in ms, of a loop."""
     sent, tokens, asked = {}, defaultdict(list), iter(range(requests))
+    preempted = bench.scheduler.stats().preemptions_total
 
     def send() -> None:
         if next(asked, None) is not None:
@@ -55,10 +61,12 @@ def served(bench: Bench, prompt: int, answer: int, streams: int, requests: int) 
                 send()
     taken = time.perf_counter() - began
     gaps = sorted(after - before for times in tokens.values() for before, after in pairwise(times))
-    first = statistics.mean(tokens[name][0] - at for name, at in sent.items())
+    first = sorted(tokens[name][0] - at for name, at in sent.items())
     return {
-        "tok/s": requests * answer / taken, "req/s": requests / taken, "TTFT": 1e3 * first,
-        "gap p50": 1e3 * gaps[len(gaps) // 2], "p99": 1e3 * gaps[len(gaps) * 99 // 100],
+        "tok/s": requests * answer / taken, "req/s": requests / taken,
+        "TTFT": 1e3 * statistics.mean(first), "TTFT p99": 1e3 * first[len(first) * 99 // 100],
+        "gap p50": 1e3 * gaps[len(gaps) // 2], "p99": 1e3 * gaps[len(gaps) * 99 // 100], "most": 1e3 * gaps[-1],
+        "preempted": bench.scheduler.stats().preemptions_total - preempted,
     }  # fmt: skip
 
 
@@ -90,24 +98,26 @@ def main() -> int:
     parser.add_argument("--variant", required=True)
     parser.add_argument("--load", action="append", required=True)
     parser.add_argument("--mixed", type=int, nargs="+", required=True)
+    parser.add_argument("--crowd", type=float, nargs="+", metavar="SECONDS", help="steps follow what waits")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--steps", action="store_true", help="print the table of steps")
     add_deadline(parser)
     options = parser.parse_args()
     rows: list[str] = []
     with within(options.deadline) as time_left:
-        bench = started(options)
+        bench, rank = started(options)
         print(f"{options.variant} ready after {time_left.seconds:.1f} s", flush=True)
-        limits = bench.scheduler.limits
+        limits = replace(bench.scheduler.limits, doubling_context=rank.doubling_context)
         served(bench, 512, 8, 4, 8)  # whatever is made when it is first needed
         steps = note_steps(bench)
         try:
             for load in options.load:
-                for mixed in options.mixed:
-                    bench.scheduler.limits = replace(limits, max_num_mixed_tokens=mixed)
+                for mixed, crowd in product(options.mixed, options.crowd or [None]):
+                    bench.scheduler.limits = sized(limits, rank, mixed, crowd)
                     figures = served(bench, *map(int, load.split("/")))
                     shown = ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
-                    rows.append(f"{options.variant} {load} in steps of {mixed}: {shown}")
+                    follow = "" if crowd is None else f", a crowd of {crowd:g} s"
+                    rows.append(f"{options.variant} {load} in steps of {mixed}{follow}: {shown}")
                     print(rows[-1], f"({time_left.seconds:.0f} s)", flush=True)
         finally:
             if options.steps:
@@ -116,7 +126,17 @@ def main() -> int:
     return time_left.code()
 
 
-def started(options: argparse.Namespace) -> Bench:
+def sized(limits: SchedulerLimits, rank: RankSpeed, mixed: int, crowd: float | None) -> SchedulerLimits:
+    """Limits of steps of so many rows: all of them, or those that follow what waits."""
+    if crowd is None:
+        return replace(limits, max_num_mixed_tokens=mixed)
+    tokens = crowd_tokens(rank, mixed) * crowd / CROWD_SECONDS
+    fewest = min_mixed_tokens(rank, mixed)
+    return replace(limits, max_num_mixed_tokens=mixed, min_num_mixed_tokens=fewest, crowd_tokens=tokens)
+
+
+def started(options: argparse.Namespace) -> tuple[Bench, RankSpeed]:
+    """An engine, and what is planned for an H200."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, None)))
         args = EngineArgs(
@@ -125,13 +145,9 @@ def started(options: argparse.Namespace) -> Bench:
         )  # fmt: skip
         replica = launch(args)
     bench = Bench(replica, args)
-    doubling = doubling_context(
-        replica.architecture, replica.geometry.layout, compute_capability=replica.table.compute_capability
-    )
-    bench.scheduler.limits = replace(
-        bench.scheduler.limits, doubling_context=doubling, captured_rows=replica.captured_rows
-    )
-    return bench
+    bench.scheduler.limits = replace(bench.scheduler.limits, captured_rows=replica.captured_rows)
+    h200 = CATALOGUE["NVIDIA-H200"]
+    return bench, RankSpeed(replica.architecture, h200, replica.geometry, tensor_parallel=1, weight_format=None)
 
 
 def steps_taken(steps: dict[tuple[int, int], list[float]]) -> list[str]:

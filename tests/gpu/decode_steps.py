@@ -70,7 +70,7 @@ def main() -> int:
     assert facts is not None
     rows: list[str] = []
     with within(options.deadline) as time_left:
-        bench = started(options)
+        bench, _ = started(options)
         print(f"{options.variant} ready after {time_left.seconds:.1f} s", flush=True)
         for step in options.steps:
             requests, prompt = map(int, step.split("/"))

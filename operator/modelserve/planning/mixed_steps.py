@@ -6,8 +6,9 @@ waits, its steps have half of `max_num_mixed_tokens`: whoever decodes waits half
 rows take a fifth less of the device. Models whose steps gain nothing from that keep the whole: E4B, whose chunks cost a
 fixed time a layer, and 26B-A4B, whose step reads all experts for few rows as for many.
 
-A crowd is more prompt tokens than steps of `max_num_mixed_tokens` compute in CROWD_SECONDS. Whose steps are shorter
-than PATIENT_SECONDS, as objective Latency has them, is as many times more patient: short gaps were chosen there.
+A crowd is PREFILLS_AHEAD prompts or more, of more tokens than steps of `max_num_mixed_tokens` compute in CROWD_SECONDS:
+fewer are soon served, and end as close together as they began, where long steps let them. Whose steps are shorter than
+PATIENT_SECONDS, as objective Latency has them, is more patient, by the square of that: short gaps were chosen there.
 Plans count steps of `max_num_mixed_tokens`: where a crowd waits all the time, a request waits before its first token or
 between its tokens, and is answered as soon either way. On the CPU, whose rates are not known and which multiplies for
 nearly all of a step, steps always have as many rows.
@@ -19,7 +20,7 @@ import math
 
 from modelserve.planning.step_time import PromptRows, RankSpeed
 
-CROWD_SECONDS = 2.0
+CROWD_SECONDS = 1.4
 PATIENT_SECONDS = 0.05
 _DECODES = 32  # beside which rows are counted; what these take by themselves cancels out
 _FEWEST = 128  # rows of a step
@@ -41,7 +42,7 @@ def crowd_tokens(rank: RankSpeed, max_num_mixed_tokens: int) -> float:
     if math.isinf(rank.doubling_context):
         return math.inf
     seconds = _step_seconds(rank, max_num_mixed_tokens)
-    return CROWD_SECONDS * max_num_mixed_tokens / seconds * max(1.0, PATIENT_SECONDS / seconds)
+    return CROWD_SECONDS * max_num_mixed_tokens / seconds * max(1.0, PATIENT_SECONDS / seconds) ** 2
 
 
 def _row_seconds(rank: RankSpeed, tokens: int) -> float:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from modelserve.sizing.cuda_graphs import ROWS_APART
 
 STEPS_OF_LONG_PROMPTS = 4  # mixed steps in one of a prompt that needs several: newcomers wait a fifth of a second
-PREFILLS_AHEAD = 8  # prompts that an engine has at once, however long: short ones pass long ones there
+PREFILLS_AHEAD = 8  # prompts that an engine has at once, however long: short ones pass long ones. Fewer are no crowd
 STEPS_OF_FEW = 8  # of the fewest rows beside decodes that take all prompts which wait: more rows would gain nobody much
 MOST_OF_CROWD = 3  # times as many rows as else in a step, where a crowd waits
 MOST_ROWS_OF_CROWD = 1536  # products gain nothing from more, and who decodes waits a sixth of a second

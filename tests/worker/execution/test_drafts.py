@@ -157,13 +157,15 @@ def assert_same(said: Said, alone: Said, name: str, *, apart: float = 2e-4) -> N
         return
     assert (said.text, said.reason) == (alone.text, alone.reason), name
     assert [token for token, _ in said.logprobs] == [token for token, _ in alone.logprobs], name
-    for (_, mine), (_, theirs) in zip(said.logprobs, alone.logprobs, strict=True):
-        assert mine.logprob == pytest.approx(theirs.logprob, abs=apart, rel=min(apart, 1e-6))
-        assert mine.rank == theirs.rank
-        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
-    assert (said.prompt is None) == (alone.prompt is None)
+    for place, ((_, mine), (_, theirs)) in enumerate(zip(said.logprobs, alone.logprobs, strict=True)):
+        told = f"{name}, log probabilities of token {place}: {mine}, alone {theirs}"
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=apart, rel=min(apart, 1e-6)), told
+        assert mine.rank == theirs.rank, told
+        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top], told
+    assert (said.prompt is None) == (alone.prompt is None), name
     if said.prompt is not None and alone.prompt is not None:
-        assert said.prompt.logprobs == pytest.approx(alone.prompt.logprobs, abs=apart, rel=min(apart, 1e-6))
+        same = said.prompt.logprobs == pytest.approx(alone.prompt.logprobs, abs=apart, rel=min(apart, 1e-6))
+        assert same, f"{name}, of its prompt: {said.prompt.logprobs}, alone {alone.prompt.logprobs}"
 
 
 @pytest.mark.parametrize(

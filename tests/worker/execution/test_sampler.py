@@ -218,6 +218,17 @@ def test_logit_bias_moves_the_argmax_and_leaves_logprobs_raw() -> None:
     assert torch.equal(output.logprobs.top_logprobs[0], raw[[1, 2]])
 
 
+def test_of_equally_likely_tokens_the_lower_ids_are_named_whoever_asks_beside() -> None:
+    logits = torch.randn(3, 512, generator=torch.Generator().manual_seed(5)).mul(2).round().div(2)  # as few as bfloat16
+    order = [sorted(range(512), key=lambda token: (-row[token], token)) for row in logits.tolist()]
+    for counts in ((1, 1, 1), (1, 2, 20), (7, 20, 1)):
+        rows = [Row(_params(temperature=0.0, logprobs=count), slot=slot) for slot, count in enumerate(counts)]
+        reported = _sample(logits, rows).logprobs
+        assert reported is not None
+        for named, likely, count in zip(reported.top_tokens.tolist(), order, counts, strict=True):
+            assert named[:count] == likely[:count]
+
+
 def test_only_rows_that_ask_have_logprobs() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 4.0], [1.0, 0.0, 0.0]])
     rows = [Row(_params(temperature=0.0, logprobs=n), slot=i) for i, n in enumerate((None, 2, 0))]

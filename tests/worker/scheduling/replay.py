@@ -23,7 +23,7 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 
 CHUNK, SEQUENCES = 8192, 64
 IDLE_SECONDS = 0.002  # of the device where the next step is scheduled only after a long one: twice the host's step
-POOL_BYTES = 66 << 30
+POOL_BYTES = 65_965 << 20  # of 31B with 128 requests a step; those of other loads hold all that come
 
 
 @dataclass(frozen=True)

@@ -205,9 +205,9 @@ def test_many_waiting_prompts_have_longer_steps_and_few_have_shorter_ones() -> N
 
     rows = [
         limits(512).prefill_tokens(1, np.array(left), 126_000) + 1
-        for left in ([126_000], [8192] * 4, [8192] * 6, [126_000] * 6, [8192] * 32, [200] * 32, [2000], [200] * 10)
+        for left in ([126_000], [8192] * 7, [4000] * 8, [6000] * 8, [126_000] * 8, [200] * 32, [2000], [200] * 10)
     ]
-    assert rows == [512, 768, 1280, 1280, 1536, 512, 256, 256]
+    assert rows == [512, 512, 768, 1280, 1536, 512, 256, 256]
     many = np.array([8192] * 64)
     assert limits(128).prefill_tokens(1, many, 8192) + 1 == 384, "three times a mixed step"
     assert limits(4096).prefill_tokens(1, many, 8192) + 1 == 4096, "never less than a mixed step"

@@ -18,7 +18,7 @@ from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve_worker.batch import AdmittedRequest, Int32Array, ScheduledBatch
 from modelserve_worker.execution.launched_step import to_host
 from modelserve_worker.execution.staging import upload
-from modelserve_worker.kernels.sampling import softcapped
+from modelserve_worker.kernels.sampling import likeliest, softcapped
 from modelserve_worker.request import PromptLogprobs
 
 
@@ -80,5 +80,5 @@ class PromptScorer:
         logprobs = softcapped(logits, self._softcap).log_softmax(dim=-1)
         chosen = logprobs.gather(1, targets[:, None])
         ranks = (logprobs > chosen).sum(dim=-1, dtype=torch.int32) + 1
-        top = logprobs.topk(alternatives, dim=-1)
-        return chosen[:, 0], ranks, top.indices.int(), top.values
+        values, tokens = likeliest(logprobs, alternatives)
+        return chosen[:, 0], ranks, tokens.int(), values

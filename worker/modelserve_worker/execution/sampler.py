@@ -32,6 +32,7 @@ from modelserve_worker.kernels.sampling import (
     SamplingDoor,
     allowed_tokens,
     draw_tokens,
+    likeliest,
     softcapped,
 )
 from modelserve_worker.layers.parallel import TensorParallel
@@ -262,9 +263,9 @@ class Sampler:
         for _, some in self._passes(wanted >= 0):
             logprobs = softcapped(self._parallel.all_gather(logits[some]), self._softcap).log_softmax(dim=-1)
             chosen = logprobs.gather(1, tokens[some].clamp_(min=0)[:, None])
-            top = logprobs.topk(most, dim=-1)
             reported.chosen.index_copy_(0, some, chosen[:, 0])
             reported.rank.index_copy_(0, some, (logprobs > chosen).sum(dim=-1) + 1)
-            reported.top_tokens.index_copy_(0, some, top.indices)
-            reported.top_logprobs.index_copy_(0, some, top.values)
+            values, likely = likeliest(logprobs, most)
+            reported.top_tokens.index_copy_(0, some, likely)
+            reported.top_logprobs.index_copy_(0, some, values)
         return reported

@@ -149,6 +149,21 @@ def softcapped(logits: Tensor, cap: float | None) -> Tensor:
     return wide if cap is None else wide.mul_(1.0 / cap).tanh_().mul_(cap)
 
 
+def likeliest(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row of float32 [N, vocab] in the order above, values and int64 tokens [N, count].
+    Overwrites `logprobs`: one row more of such a size is not there.
+
+    Not `topk`: which of equals it names, and in what order, differs with `count` and with the number of rows, and of
+    logits in bfloat16 many are equal.
+    """
+    values = logprobs.new_empty((len(logprobs), count))
+    tokens = torch.empty_like(values, dtype=torch.int64)
+    for place in range(count):
+        values[:, place], tokens[:, place] = logprobs.max(dim=-1)  # of equals the first
+        logprobs.scatter_(1, tokens[:, place : place + 1], -torch.inf)
+    return values, tokens
+
+
 def allowed_tokens(words: Tensor, tokens: Tensor) -> Tensor:
     """Which of tokens int64 [n] have their bit set in each row of int32 [N, ceil(vocab / 32)]: bool [N, n]."""
     return (words[:, tokens // 32] >> (tokens % 32).int()) & 1 != 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.errors import InvalidInput
-from modelserve.planning.prompt_rows import PromptCost, rows_alone, rows_beside_decodes
+from modelserve.planning.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array, ScheduledBatch
 from modelserve_worker.request import Request
@@ -23,8 +23,8 @@ class SchedulerLimits:
 
     `eos_token_ids` end a request unless it ignores them. At a context of `doubling_context` tokens a row of a prompt
     takes twice what it takes at the beginning. Beside decodes a step has at most `max_num_mixed_tokens`, and while few
-    prompts wait `min_num_mixed_tokens` (0: no fewer); it grows where more than `crowd_tokens` wait. Steps with prompts
-    are captured for so many `captured_rows`, rising.
+    prompts wait `min_num_mixed_tokens` (0: no fewer); it grows where a crowd waits, PREFILLS_AHEAD prompts or more of
+    more than `crowd_tokens`. Steps with prompts are captured for so many `captured_rows`, rising.
     `exact`: rows of prompts and rows behind them are computed apart, in the same way each time. `hidden_size`: of the
     model, which embeddings have; 0: any.
     """
@@ -53,7 +53,8 @@ class SchedulerLimits:
 
     def prefill_tokens(self, decodes: int, remaining: Int32Array, longest: int, *, held_back: int = 0) -> int:
         """Prompt tokens that a step takes beside `decodes` requests that decode in it. Prompts have so many `remaining`
-        [P], the oldest first, and none has more than `longest` in all; others that could run have `held_back`.
+        [P], the oldest first, and none has more than `longest` in all; others that could run have `held_back`,
+        and are held back where PREFILLS_AHEAD wait already.
 
         Alone, prefills fill the step, or the steps of a long prompt. Beside decodes they fill a mixed step, a shorter
         one where few wait or a longer one where many do, and have half of one however many decode.
@@ -62,10 +63,12 @@ class SchedulerLimits:
         if not decodes:
             return rows_alone(longest, max_num_batched_tokens=most, max_num_mixed_tokens=self.max_num_mixed_tokens)
         oldest, *others = np.minimum(remaining, most).tolist() or [0]
+        crowded = held_back > 0 or len(remaining) >= PREFILLS_AHEAD
         rows = rows_beside_decodes(
             oldest, sum(others) + held_back, decodes=decodes, max_num_batched_tokens=most,
             max_num_mixed_tokens=self.max_num_mixed_tokens,
-            min_num_mixed_tokens=self.min_num_mixed_tokens or self.max_num_mixed_tokens, crowd_tokens=self.crowd_tokens,
+            min_num_mixed_tokens=self.min_num_mixed_tokens or self.max_num_mixed_tokens,
+            crowd_tokens=self.crowd_tokens if crowded else math.inf,
         )  # fmt: skip
         return min(most - decodes, max(rows - decodes, rows // 2))
 
