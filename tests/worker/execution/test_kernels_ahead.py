@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import triton
 from model_checkpoints import COMMON, VARIANTS
 
+import modelserve
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.execution import kernels_ahead
 from modelserve_worker.execution.container_limits import cores
@@ -99,7 +99,7 @@ def lock(tmp_path: Path) -> Path:
 @pytest.fixture
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODELSERVE_KERNELS_DIR", str(tmp_path / "shipped"))
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.usefixtures("_cache")
@@ -209,6 +209,48 @@ def test_whoever_compiles_lets_go_of_the_lock_however_it_ends(
     assert said is None or said in caplog.text
 
 
+def first_line_of_starter(model: str, variables: dict[str, str]) -> str:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, model], env=variables, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        line = starter.stdout.readline().strip()
+        starter.send_signal(signal.SIGKILL)
+    return line
+
+
+def test_a_complete_cache_is_named_by_all_that_its_kernels_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by where the model lies. Of a model that cannot be read there is no name."""
+    args = checkpoint(tmp_path / "model")
+    name = kernels_ahead.complete_name(args, 90)
+    assert name == kernels_ahead.complete_name(checkpoint(tmp_path / "elsewhere"), 90)
+    others = {
+        kernels_ahead.complete_name(args, 80),
+        kernels_ahead.complete_name(args.model_copy(update={"max_num_seqs": 2}), 90),
+        kernels_ahead.complete_name(checkpoint(tmp_path / "float32", dtype="float32"), 90),
+    }
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    others.add(kernels_ahead.complete_name(args, 90))
+    monkeypatch.delenv("TRITON_DEBUG")
+    monkeypatch.setattr(modelserve, "__path__", [str(tmp_path / "model")])  # as if it had other sources
+    others.add(kernels_ahead.complete_name(args, 90))
+    assert len(others - {name}) == 5
+    assert kernels_ahead.complete_name(EngineArgs(model="absent"), 90) == ""
+
+
+@pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "/home"}, {"TRITON_CACHE_DIR": "/cache"}], ids=str)
+def test_the_cache_folder_is_the_compilers(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRITON_HOME", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code = "import triton; print(triton.knobs.cache.dir)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert kernels_ahead.cache_folder() == Path(done.stdout.strip())
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_kernels_are_in_the_cache_when_the_lock_is_free_and_nothing_outlives_its_starter(
     tmp_path: Path, killed: bool
@@ -232,10 +274,17 @@ def test_kernels_are_in_the_cache_when_the_lock_is_free_and_nothing_outlives_its
                 made = {path.stem for path in cache.glob("*/__grp__*.json")}
                 assert {"__grp__embed", "__grp__rms_norm", "__grp___draw_rows"} <= made
                 assert any(cache.glob("*.cubin"))
+                assert len(list(cache.glob("modelserve-complete-*"))) == 1
         finally:
             starter.send_signal(signal.SIGKILL)
     assert until(lambda: not any(Path(f"/proc/{each}").exists() for each in started)), "a process outlives"
     lock.unlink(missing_ok=True)
+    if not killed:
+        assert first_line_of_starter(model, variables) == "None", "all is in the cache"
+        next(cache.glob("modelserve-complete-*")).unlink()
+    restarted = Path(first_line_of_starter(model, variables))
+    assert restarted.suffix == ".lock"
+    restarted.unlink(missing_ok=True)
 
 
 def test_nothing_is_compiled_ahead_without_a_gpu_or_cores(monkeypatch: pytest.MonkeyPatch) -> None:
