@@ -63,6 +63,39 @@ print(kernels_ahead.start_kernels_ahead(args), flush=True)
 time.sleep(600)
 """
 
+# Of a start's launches those that the cache has not, by the names that a process gives them which has compiled nothing.
+MISSING = """
+import importlib, json, sys
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import get_cache_invalidating_env_vars, make_backend
+from triton.runtime.cache import get_cache_key, get_cache_manager
+from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_architecture
+from modelserve_worker.execution.kernel_trace import kernel_launches
+from modelserve_worker.kernels import cuda_kernel, kernel_cache
+args = EngineArgs(model=sys.argv[1], max_num_seqs=1, max_num_batched_tokens=64)
+launches = kernel_launches(read_architecture(Path(args.model)), args, capability=90)
+kernel_cache.name_alike()
+backend, missing = make_backend(GPUTarget("cuda", 90, 32)), []
+def look(source, *, target, options):
+    key = get_cache_key(source, backend, backend.parse_options(options), get_cache_invalidating_env_vars())
+    name = triton.runtime.cache.hashlib.sha256(key.encode()).hexdigest()
+    if get_cache_manager(name).get_group(f"{source.fn.__name__}.json") is None:
+        missing.append(source.fn.__name__)
+cuda_kernel.compiled = lambda source: missing.append(source.file) or (b"", "")
+for launch in launches:
+    if isinstance(launch, cuda_kernel.CudaSource):
+        cuda_kernel.kept(launch)
+    else:
+        function = getattr(importlib.import_module(launch.module), launch.kernel)
+        function.device_caches[90]
+        function.compile = look
+        function.preload(launch.specialization)
+print(json.dumps([len(launches), missing]))
+"""
+
 
 def environment(**variables: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -281,6 +314,12 @@ def test_kernels_are_in_the_cache_when_the_lock_is_free_and_nothing_outlives_its
     lock.unlink(missing_ok=True)
     if not killed:
         assert first_line_of_starter(model, variables) == "None", "all is in the cache"
+        done = subprocess.run(
+            [sys.executable, "-c", MISSING, model], env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        launches, missing = json.loads(done.stdout.splitlines()[-1])
+        assert (launches > 15, missing) == (True, [])
         next(cache.glob("modelserve-complete-*")).unlink()
     restarted = Path(first_line_of_starter(model, variables))
     assert restarted.suffix == ".lock"
