@@ -94,7 +94,7 @@ def test_31b_on_hopper_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "weights", "expected"), [
-    (90, int4(32), [(32, "linear_rows"), (None, "linear_int4")]),
+    (90, int4(32), [(2, "integer_rows"), (32, "linear_rows"), (None, "linear_int4")]),
     (90, int4(32, symmetric=False), [(128, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (80, int4(32), [(1024, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (90, int4(16), [(None, "library " * 7)]),

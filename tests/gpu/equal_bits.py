@@ -31,9 +31,11 @@ from linear_speed import fp8_matrix, int4_matrix
 from paged_case import PagedCase
 from torch import Tensor
 
+from modelserve.sizing.backends.products import INTEGER_ROWS
 from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
 from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
 from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows, grouped_rows_beside
+from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
 
@@ -56,6 +58,9 @@ def products() -> Iterator[tuple[str, Run]]:
                     ("int4 g256", int4_rows, g256))  # fmt: skip
             for name, multiply, matrix in ways:
                 yield f"few rows {name} {outputs}x{inputs} {rows} {asked}", partial(multiply, x, matrix, **how)
+        for rows, (name, matrix) in itertools.product(INTEGER_ROWS, (("g32", g32), ("g256", g256))):
+            x = torch.randn(rows, inputs, device=CUDA).bfloat16()
+            yield f"integers int4 {name} {outputs}x{inputs} {rows} {asked}", partial(integer_rows, x, matrix, **how)
         for rows in (64,) if asked == "split" else (64, 128, 192, 256):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
             yield f"many rows int4 {outputs}x{inputs} {rows} {asked}", partial(int4_product, x, g32, **how)

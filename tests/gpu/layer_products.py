@@ -22,16 +22,25 @@ from elementwise_speed import microseconds
 from linear_speed import fp8_matrix, int4_matrix
 from torch import Tensor
 
+from modelserve.sizing.backends.products import INTEGER_ROWS
 from modelserve_worker.kernels import linear_rows_sm90
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
 from modelserve_worker.kernels.linear_rows_sm90 import RowsKernel, dense_rows, fp8_rows, int4_rows, kernel_for
 
 CUDA = torch.device("cuda")
 LAYERS = {"31B": 3, "E4B": 8}  # together larger than any cache
 WIDTHS = {"31B": (5376, 16384, 8192, 21504), "E4B": (2560, 3072, 2048, 10240)}  # hidden, qkv, o's inputs, inner
+
+
+def int4_product(x: Tensor, matrix: Int4Tiles, **how: bool) -> Tensor:
+    return (integer_rows if len(x) <= INTEGER_ROWS[-1] else int4_rows)(x, matrix, **how)
+
+
 FORMATS: dict[str, tuple[Callable[[int, int], Any], Callable[..., Tensor], float]] = {
     "bf16": (lambda n, k: torch.randn(n, k, device=CUDA, dtype=torch.bfloat16) * k**-0.5, dense_rows, 2.0),
-    "int4": (int4_matrix, int4_rows, 0.5 + 2 / 32),
+    "int4": (int4_matrix, int4_product, 0.5 + 2 / 32),
     "fp8": (fp8_matrix, fp8_rows, 1.0),
 }
 SPLIT = ("o", "down")

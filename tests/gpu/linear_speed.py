@@ -27,12 +27,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER
-from modelserve.sizing.backends.products import most_fused_rows
+from modelserve.sizing.backends.products import INTEGER_ROWS, most_fused_rows
 from modelserve.sizing.quantised_tiles import fp8_inputs, int4_tiles
 from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision
 from modelserve_worker.kernels.fp8_linear_triton import fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.int4_linear import Int4Tiles
 from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
+from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows, fp8_rows, int4_rows
 from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, SharedBuffers, linear_tile
@@ -88,7 +89,9 @@ def products(fmt: str, rows: int, capability: int) -> Iterator[tuple[str, Callab
             yield name, lambda matrix, tile=tile: lambda x: int4_product_with(x, matrix, tile, shared=SHARED)
         else:
             yield name, lambda matrix, tile=tile: lambda x: fp8_product_with(x, matrix, tile, shared=SHARED)
-    if capability == HOPPER and rows <= ROWS[-1]:
+    if capability == HOPPER and fmt == "int4" and rows <= INTEGER_ROWS[-1]:
+        yield STREAMED, lambda matrix: lambda x: integer_rows(x, matrix)
+    elif capability == HOPPER and rows <= ROWS[-1]:
         yield STREAMED, lambda matrix: lambda x: int4_rows(x, matrix) if fmt == "int4" else fp8_rows(x, matrix)
     elif capability == HOPPER and fmt == "int4":
         yield STREAMED, lambda matrix: lambda x: int4_product(x, matrix, shared=SHARED)

@@ -80,7 +80,7 @@ triton_launches = [each for each in launches if not isinstance(each, CudaSource)
 assert capability < 90 or all(map(depends, triton_launches)), "a launch breaks the chain"
 kernels = {each.kernel for each in triton_launches}
 kernels |= {each.file for each in launches if isinstance(each, CudaSource)}
-found = sorted(each for each in kernels if each.startswith((name, "round", "linear")))
+found = sorted(each for each in kernels if each.startswith((name, "integer", "round", "linear")))
 print(json.dumps(found))
 """
 ASSISTANT = """
@@ -266,7 +266,7 @@ def test_what_is_compiled_ahead_has_the_constants_of_its_launch(tmp_path: Path) 
 
 @pytest.mark.parametrize(("name", "capability", "kernels"), [
     ("int4", 89, ["int4_dequantise", "int4_expert_products", "int4_product"]),
-    ("int4", 90, ["int4_expert_products", "linear_int4_sm90.cu", "linear_rows_sm90.cu"]),
+    ("int4", 90, ["int4_expert_products", "integer_rows_sm90.cu", "linear_int4_sm90.cu", "linear_rows_sm90.cu"]),
     ("fp8", 90, ["fp8_expert_products", "fp8_product", "linear_rows_sm90.cu", "round_inputs", "round_precision"]),
 ])  # fmt: skip
 def test_kernels_of_quantised_models_are_found(tmp_path: Path, name: str, capability: int, kernels: list[str]) -> None:
@@ -276,7 +276,10 @@ def test_kernels_of_quantised_models_are_found(tmp_path: Path, name: str, capabi
 
 def test_the_table_names_what_steps_launch_and_how_often(tmp_path: Path) -> None:
     """Of every captured step of decodes, kernel by kernel; and no kernel of a step is missing in the table."""
-    cases = "31B/90/auto/bf16", "26B-A4B/90/auto/bf16", "E4B/90/auto/bf16", "31B/90/auto/int4_asym", "12B/89/auto/fp8"
+    cases = (
+        "31B/90/auto/bf16", "26B-A4B/90/auto/bf16", "E4B/90/auto/bf16", "31B/90/auto/int4", "31B/90/auto/int4_asym",
+        "12B/89/auto/fp8",
+    )  # fmt: skip
     for case, (wrong, steps, unnamed, idle) in zip(cases, run(TABLE, tmp_path, tmp_path, "1", *cases), strict=True):
         assert wrong == [], case
         assert steps > 20

@@ -49,6 +49,8 @@ struct TensorMap {
   // Or of a matrix [matrix_rows, blocks of 128 bytes] boxes of so many rows and blocks.
   long long row_bytes = 0;
   int matrix_rows = 0, blocks = 0, box_rows = 0, box_blocks = 0;
+  long long block_bytes = 128;  // from a block to the next
+  int columns = 0, box_columns = 0;  // of 16 bits, where a box is of part of a row: as it lies, not swizzled
 };
 
 struct Meeting {  // of `size` threads, again and again
@@ -134,7 +136,8 @@ static Value shuffled(Value value, int from) {
   meet_warp();
   return value;
 }
-static float shuffled_xor(float value, int distance) { return shuffled(value, lane() ^ distance); }
+template <class Value>
+static Value shuffled_xor(Value value, int distance) { return shuffled(value, lane() ^ distance); }
 static u32 __ballot_sync(u32, bool value) {
   shown()[lane()][0] = value;
   meet_warp();
@@ -223,14 +226,26 @@ static void load_rows(const TensorMap* map, u32 to, u32 barrier, int y, int w) {
   came(phases_at(barrier), map->parts * map->rows * 128);
 }
 // Swizzled by 128 bytes; nothing but zeros outside of the matrix.
-static void load_own_box(const TensorMap* of, u32 to, u32 barrier, int, int first_row, int first_block) {
+static void load_own_box(const TensorMap* of, u32 to, u32 barrier, int x, int first_row, int first_block) {
   const TensorMap& map = *of;
+  if (map.box_columns > 0) {
+    unsigned char* there = at(to);
+    for (int block = first_block; block < first_block + map.box_blocks; block++)
+      for (int row = first_row; row < first_row + map.box_rows; row++)
+        for (int column = x; column < x + map.box_columns; column++, there += 2)
+          if (column < map.columns && row < map.matrix_rows && block < map.blocks)
+            memcpy(there, map.base + block * map.block_bytes + row * map.row_bytes + column * 2, 2);
+          else
+            memset(there, 0, 2);
+    return came(phases_at(barrier), map.box_blocks * map.box_rows * map.box_columns * 2);
+  }
   for (int block = 0; block < map.box_blocks; block++)
     for (int row = 0; row < map.box_rows; row++)
       for (int piece = 0; piece < 8; piece++) {
         unsigned char* there = at(to + (block * map.box_rows + row) * 128 + ((piece ^ row % 8) << 4));
         if (first_row + row < map.matrix_rows && first_block + block < map.blocks)
-          memcpy(there, map.base + (first_row + row) * map.row_bytes + (first_block + block) * 128 + piece * 16, 16);
+          memcpy(there, map.base + (first_row + row) * map.row_bytes + (first_block + block) * map.block_bytes + piece * 16,
+                 16);
         else
           memset(there, 0, 16);
       }

@@ -37,6 +37,7 @@ from modelserve_worker.kernels import (
 )
 from modelserve_worker.kernels.attention_tiles import tile_for
 from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.integer_rows_sm90 import IntegerKernel
 from modelserve_worker.kernels.paged_layout import layer_rows
 
 STREAM, STREAM_GLOBAL = (decode_stream_sm90.StreamKernel(*each) for each in ((256, 1024, 4, 5), (512, 0, 2, 5)))
@@ -119,6 +120,21 @@ def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
     stores = re.search(r"(\d+) bytes spill stores", report)
     assert stores is not None, report
     assert int(stores[1]) <= spilled
+    assert "warning" not in report, report
+    assert kernel.stages >= 2, "nothing is under way while a stage is multiplied"
+    assert kernel.shared_bytes <= SHARED_BYTES
+    check_releases(cubin, tmp_path, any_release=True)
+
+
+@pytest.mark.parametrize("kernel", [
+    IntegerKernel(352, 1, 1, 8, 21, gated=True), IntegerKernel(128, 2, 2, 8, 22, gated=False),
+    IntegerKernel(128, 2, 2, 1, 84, gated=False), IntegerKernel(64, 4, 2, 8, 40, gated=True),
+], ids=str)  # fmt: skip
+def test_the_hopper_kernel_of_integers_fits_its_registers_and_shared_memory(
+    kernel: IntegerKernel, tmp_path: Path
+) -> None:
+    cubin, report = cuda_kernel.compiled(kernel.source)
+    assert "0 bytes spill stores" in report
     assert "warning" not in report, report
     assert kernel.stages >= 2, "nothing is under way while a stage is multiplied"
     assert kernel.shared_bytes <= SHARED_BYTES

@@ -7,13 +7,15 @@ import torch
 from plain_products import PlainFp8, PlainInt4, fp8_elements, int4_elements
 from torch import Tensor
 
-from modelserve.sizing.backends.products import product_choices
+from modelserve.sizing.backends.products import INTEGER_BYTES, INTEGER_ROWS, integer_bytes, product_choices
 from modelserve.sizing.backends.table import KernelTable
+from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
 from modelserve_worker.kernels import (
     cluster_rows_sm90,
     fp8_linear_triton,
     int4_linear_triton,
+    integer_rows_sm90,
     linear_int4_sm90,
     linear_rows_sm90,
 )
@@ -56,6 +58,25 @@ def test_every_compilation_has_stages_under_way_within_a_block_of_shared_memory(
             assert kernel.x_boxes * kernel.blocks <= 256, "the largest box of the copy engine"
 
 
+@pytest.mark.parametrize("scales", [8, 4, 2, 1])
+@pytest.mark.parametrize("matrix_rows", [256, 2560, 5376, 16384, 43_008])
+def test_integers_of_x_leave_room_for_stages_under_way(matrix_rows: int, scales: int) -> None:
+    """As long as the table of kernels lets x be."""
+    for count in INTEGER_ROWS:
+        tiles = max(each for each in range(400) if integer_bytes(count, each) <= INTEGER_BYTES)
+        matrix = Int4Tiles(
+            torch.empty(tiles, matrix_rows, 32, dtype=torch.int32, device="meta"),
+            torch.empty(tiles, scales, matrix_rows, dtype=BF16, device="meta"), None, tiles * INT4_TILE_INPUTS,
+        )  # fmt: skip
+        for gated, split in ((True, False), (False, False), (False, True)):
+            kernel = integer_rows_sm90.kernel_for(count, matrix, gated=gated, split=split)
+            assert kernel.rows >= count
+            assert kernel.stages >= 2
+            assert kernel.shared_bytes <= linear_rows_sm90.SHARED_BYTES
+            assert kernel.tiles % kernel.blocks == 0
+            assert kernel.tiles * kernel.parts >= tiles
+
+
 @pytest.mark.parametrize(("matrix_rows", "tile", "divided"), [
     (43_008, 128, None),  # 31B's gate_up: 336 tiles in three turns
     (20_480, 160, None),  # E4B's: 128 tiles, one turn
@@ -93,6 +114,9 @@ class Recorded:
     def dense_many(self, x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         return self._product("dense many", x, weight, gated, split)
 
+    def int4_fewest(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("int4 integers", x, int4_elements(matrix, x.dtype), gated, split)
+
     def int4(self, x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
         return self._product("int4", x, int4_elements(matrix, x.dtype), gated, split)
 
@@ -119,6 +143,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     kernels = Recorded()
     for name, double in (("dense_rows", kernels.dense), ("int4_rows", kernels.int4), ("fp8_rows", kernels.fp8)):
         monkeypatch.setattr(linear_rows_sm90, name, double)
+    monkeypatch.setattr(integer_rows_sm90, "integer_rows", kernels.int4_fewest)
     monkeypatch.setattr(linear_int4_sm90, "int4_product", kernels.int4_many)
     monkeypatch.setattr(cluster_rows_sm90, "cluster_rows", kernels.dense_many)
     for module, names, twin in (
@@ -163,9 +188,12 @@ ACTIVATION_ORDER = int4(32).model_copy(update={"activation_order": True})
     (None, "dense"), (int4(32), "int4"), (int4(128), "int4"), (ACTIVATION_ORDER, "int4"), (fp8("channel"), "fp8"),
     (int4(32, symmetric=False), None), (fp8("block"), None),
 ], ids=str)  # fmt: skip
-def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(weight_format, given, recorded: Recorded) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(
+    weight_format, given, count, recorded: Recorded
+) -> None:
     matrix, doors = loaded(weight_format), PlainElementwise()
-    few, many = rows(2), rows(31)
+    few, many = rows(count), rows(31)
 
     def multiplied(x: Tensor) -> list[Tensor]:
         parts = matrix.in_parts(x)
@@ -173,11 +201,12 @@ def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(weight_format, 
 
     by_kernel = multiplied(few)
     wanted = [(False, True), (False, False), (True, False)]
-    assert recorded.given == ([] if given is None else [(given, *each) for each in wanted])
+    few_given = "int4 integers" if given == "int4" and count <= INTEGER_ROWS[-1] else given
+    assert recorded.given == ([] if given is None else [(few_given, *each) for each in wanted])
     recorded.given.clear()
     elsewhere = multiplied(torch.cat((few, many)))
     assert recorded.given == ([(f"{given} many", *each) for each in wanted] if given in ("int4", "dense") else [])
     for alone, among in zip(by_kernel, elsewhere, strict=True):
-        torch.testing.assert_close(alone.bfloat16(), among[:2].bfloat16(), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(alone.bfloat16(), among[:count].bfloat16(), rtol=2e-2, atol=2e-2)
     assert matrix.linear(few[:0]).shape == (0, 128)
     assert matrix.gated(few[:0], doors).shape == (0, 64)

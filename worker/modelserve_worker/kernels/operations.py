@@ -198,7 +198,7 @@ class Operations:
         if kernel is None or kernel == "exact_product":
             return None
         if choice.backend is Backend.HOPPER:
-            from modelserve_worker.kernels import linear_int4_sm90, linear_rows_sm90
+            from modelserve_worker.kernels import integer_rows_sm90, linear_int4_sm90, linear_rows_sm90
 
             if kernel == "cluster_rows":
                 from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
@@ -206,6 +206,8 @@ class Operations:
                 return cluster_rows
             if kernel == "linear_int4":
                 return partial(linear_int4_sm90.int4_product, shared=self.shared)
+            if kernel == "integer_rows":
+                return integer_rows_sm90.integer_rows
             if stored is StoredType.INT4:
                 return linear_rows_sm90.int4_rows
             if stored is StoredType.FP8:

@@ -1,9 +1,9 @@
 """Which kernels multiply: by a matrix's format and shape, the GPU, and rows.
 
 Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018), has another kernel for up to 128 in
-bfloat16, and unpacks INT4 on the way for any number (decision 0019). Elsewhere INT4 and FP8 are Triton's, and dense
-matrices PyTorch's. In profile exact one kernel of Triton's takes any number of rows, so that a row is added up in one
-order (decision 0030).
+bfloat16, and unpacks INT4 on the way for any number (decision 0019), for one or two to integers. Elsewhere INT4 and FP8
+are Triton's, and dense matrices PyTorch's. In profile exact one kernel of Triton's takes any number of rows, so that a
+row is added up in one order (decision 0030).
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from modelserve.sizing.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
     INT4_GROUPS,
+    INT4_TILE_INPUTS,
     SPLIT_SUM_BYTES,
     dequantised_rows,
+    int4_tiles,
 )
 from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
+INTEGER_ROWS = (1, 2)  # that Hopper's kernel of INT4 in integers is compiled for
+INTEGER_BYTES = 100 << 10  # of a block's shared memory that it keeps x in, at most
 CLUSTER_ROWS = 128  # that Hopper's kernel of tens of rows takes, beyond which cuBLAS's are faster
 CLUSTER_TILE_ROWS = 64  # rows of x in its tiles; where there are more, they have twice as many
 # And matrices (outputs, inputs) of E4B, 26B-A4B and 31B of which they are from fewer on.
@@ -45,6 +49,11 @@ SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
 def most_fused_rows(capability: int) -> int:
     """Rows up to which Triton unpacks INT4 inside of a product; on Hopper, as measured, matrix units outrun that."""
     return INT4_FUSED_ROWS if capability == HOPPER else 8 * INT4_FUSED_ROWS
+
+
+def integer_bytes(rows: int, tiles: int) -> int:
+    """Of x as integers: `tiles` of 256 inputs of so many rows, two bytes each, and two floats for 32 of them."""
+    return tiles * rows * (2 * INT4_TILE_INPUTS + INT4_TILE_INPUTS // 32 * 8)
 
 
 def takes_format(weight_format: WeightFormat) -> bool:
@@ -102,9 +111,14 @@ def _int4(
     outputs, inputs = shape
     ordered = (LIBRARY,) if weight_format.activation_order else ()
     if capability == HOPPER and weight_format.symmetric and inputs % BOX_INPUTS == 0:
+        shared = generation_of(HOPPER).shared_bytes
+        fitting = [rows for rows in INTEGER_ROWS if integer_bytes(rows, int4_tiles(inputs)) <= INTEGER_BYTES]
+        if fitting:
+            kernels = (*ordered, "integer_rows")
+            yield choice(Backend.HOPPER, kernels, most_rows=fitting[-1], shared_bytes=shared, fuses_gelu=True)
         yield _few_rows(choice, ordered)
         yield choice(
-            Backend.HOPPER, (*ordered, "linear_int4"), shared_bytes=generation_of(HOPPER).shared_bytes,
+            Backend.HOPPER, (*ordered, "linear_int4"), shared_bytes=shared,
             workspace_bytes=SPLIT_SUM_BYTES, fuses_gelu=True,
         )  # fmt: skip
         return

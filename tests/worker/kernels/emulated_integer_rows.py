@@ -1,0 +1,66 @@
+"""`integer_rows_sm90.cu` on the CPU: its source, built by a C++ compiler, over `emulated_sm90.h`."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from emulated_kernel import built
+from torch import Tensor
+
+from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve_worker.kernels.integer_rows_sm90 import IntegerKernel
+
+_ENTRY = """
+static TensorMap weights, scales;
+static Output* output;
+static unsigned short *x_now, *x_then;
+static int rows, inputs, outputs, second, tiles, parts, stages;
+static long long x_bytes;
+
+static void ahead() { memcpy(x_now, x_then, x_bytes); }
+static void body() {
+  integer_rows(weights, scales, x_now, output, rows, inputs, inputs, outputs, second, tiles, parts, stages);
+}
+
+// x at `now` becomes that at `then` when the kernel ahead has ended.
+extern "C" int run(unsigned char* words, unsigned char* of_scales, int matrix_rows, int blocks, unsigned short* now,
+                   unsigned short* then, int columns, Output* o, int r, int n, int s, int t, int p, int of_stages,
+                   int grid, int threads) {
+  weights.base = words, weights.row_bytes = 128, weights.block_bytes = 128ll * matrix_rows;
+  scales.base = of_scales, scales.row_bytes = 2ll * matrix_rows, scales.block_bytes = SCALES * scales.row_bytes;
+  weights.matrix_rows = scales.columns = matrix_rows, scales.matrix_rows = scales.box_rows = SCALES;
+  weights.box_rows = scales.box_columns = OUTPUTS / 2, weights.box_blocks = scales.box_blocks = GROUPS;
+  weights.blocks = scales.blocks = blocks;
+  output = o, rows = r, inputs = columns, outputs = n, second = s, tiles = t, parts = p, stages = of_stages;
+  x_now = now, x_then = then, x_bytes = 2ll * r * columns;
+  std::vector<unsigned short> before(now, now + r * columns);
+  for (int block = 0; block < grid; block++) {
+    memcpy(now, before.data(), x_bytes);
+    if (int left = run_cluster(1, threads, SHARED_BYTES, {block, 0}, {grid, 1}, ahead, body, 31)) return left;
+  }
+  return 0;
+}
+"""
+
+
+def library_of(kernel: IntegerKernel, folder: Path) -> ctypes.CDLL:
+    return built(kernel.source, _ENTRY, folder)
+
+
+def product(library: ctypes.CDLL, kernel: IntegerKernel, x: Tensor, matrix: Int4Tiles, *, grid: int) -> Tensor:
+    """`integer_rows` in so many thread blocks, each of which starts before the kernel ahead has stored x."""
+    blocks, matrix_rows, _ = matrix.words.shape
+    outputs, second = (matrix_rows // 2,) * 2 if kernel.gated else (matrix_rows, kernel.tile // 2)
+    shape = (len(x), outputs) if kernel.parts == 1 else (kernel.parts, len(x), outputs)
+    output = torch.full(shape, torch.nan, dtype=x.dtype if kernel.parts == 1 else torch.float32)
+    now, number, pointer = torch.full_like(x, torch.nan), ctypes.c_int, ctypes.c_void_p
+    tiles, stages = -(-matrix_rows // kernel.tile), kernel.tiles // kernel.blocks
+    left = library.run(
+        pointer(matrix.words.data_ptr()), pointer(matrix.scales.data_ptr()), number(matrix_rows), number(blocks),
+        pointer(now.data_ptr()), pointer(x.data_ptr()), number(x.shape[1]), pointer(output.data_ptr()),
+        *map(number, (len(x), outputs, second, tiles, kernel.parts, stages, grid, kernel.consumers + 32)),
+    )  # fmt: skip
+    assert left == 0, f"{left} threads wait for what never comes"
+    return output

@@ -1,0 +1,96 @@
+"""Products of one or two rows with INT4 matrices in integers, against float64, on a Hopper GPU and emulated on a CPU:
+tiles, rows, gates, scales, parts, several tiles of a thread block; rows that are no numbers keep to themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import emulated_integer_rows
+import emulated_kernel
+import pytest
+import torch
+from hopper import on_hopper
+from plain_products import int4_elements
+from torch import Tensor
+from torch.nn import functional
+
+from modelserve.sizing.quantised_tiles import int4_tiles
+from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve_worker.kernels.integer_rows_sm90 import IntegerKernel
+
+
+def int4(outputs: int, inputs: int, scales: int) -> Int4Tiles:
+    words = torch.randint(-(2**31), 2**31, (int4_tiles(inputs), outputs, 32)).to(torch.int32)
+    of_groups = (torch.rand(int4_tiles(inputs), scales, outputs) + 0.5) * inputs**-0.5 / 8
+    return Int4Tiles(words, of_groups.bfloat16(), None, inputs)
+
+
+def exact(x: Tensor, matrix: Int4Tiles, *, gated: bool) -> Tensor:
+    product = x.double() @ int4_elements(matrix, torch.float64).t()
+    if not gated:
+        return product
+    gate, up = product.bfloat16().double().chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+@pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("tile", "scales", "gated", "parts", "outputs", "inputs", "grid"),
+    [
+        (64, 8, False, 1, 200, 1728, 2),  # two tiles each, the last one in part, inputs in part of a block
+        (128, 8, False, 3, 256, 1536, 4),  # of another part than the tile before
+        (64, 4, True, 1, 256, 1024, 3),
+        (96, 2, False, 1, 96, 1024, 1),
+        (352, 1, True, 1, 352, 512, 1),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_emulated_near_float64(
+    tile: int, scales: int, gated: bool, parts: int, outputs: int, inputs: int, grid: int, rows: int, tmp_path: Path
+) -> None:
+    matrix = int4(outputs, inputs, scales)
+    blocks = 1 if tile > 256 else 256 // tile
+    tiles = -(-int4_tiles(inputs) // (blocks * parts)) * blocks
+    kernel = IntegerKernel(tile, blocks, rows, scales, tiles, gated, parts)
+    library = emulated_integer_rows.library_of(kernel, tmp_path)
+    sizes = 2.0 ** torch.arange(-8.0, 8.0).repeat_interleave(inputs // 16 + 1)[:inputs]
+    x = (torch.randn(rows, inputs) * sizes).bfloat16()
+    result = emulated_integer_rows.product(library, kernel, x, matrix, grid=grid).double()
+    result, expected = result.sum(0) if parts > 1 else result, exact(x, matrix, gated=gated)
+    assert (result - expected).norm() < (8e-3 if gated else 2e-3) * expected.norm()
+    if parts > 1:
+        assert (result - expected).norm() < 1e-4 * expected.norm(), "of integers alone, nothing is rounded to bfloat16"
+
+
+@pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
+def test_emulated_what_is_no_number_keeps_to_its_row(tmp_path: Path) -> None:
+    matrix = int4(64, 512, 8)
+    kernel = IntegerKernel(64, 4, 2, 8, 4, gated=False)
+    library, x = emulated_integer_rows.library_of(kernel, tmp_path), torch.randn(2, 512).bfloat16()
+    expected = exact(x[:1], matrix, gated=False)[0]
+    for broken in (torch.nan, torch.inf, -torch.inf):
+        x[1, 77] = broken
+        result = emulated_integer_rows.product(library, kernel, x, matrix, grid=1)
+        assert result[1].isnan().all()
+        assert (result[0].double() - expected).norm() < 2e-3 * expected.norm()
+    x[1] = 0.0
+    assert (emulated_integer_rows.product(library, kernel, x, matrix, grid=1)[1] == 0).all()
+
+
+@on_hopper
+@pytest.mark.parametrize(("outputs", "inputs"), [(5376, 21504), (16384, 5376), (2560, 2560), (43008, 512)])
+def test_near_float64_and_the_same_bits_at_every_launch(outputs: int, inputs: int) -> None:
+    from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
+
+    matrix = int4(outputs, inputs, 8)
+    matrix = Int4Tiles(matrix.words.cuda(), matrix.scales.cuda(), None, inputs)
+    for rows in (1, 2):
+        x = torch.randn(rows, inputs + 64, device="cuda").bfloat16()[:, 64:]  # rows lie apart
+        expected = exact(x, matrix, gated=False)
+        for split in (False, True):
+            result = integer_rows(x, matrix, split=split)
+            whole = (result.sum(0) if result.dim() == 3 else result).double()
+            assert (whole - expected).norm() < (1e-4 if result.dim() == 3 else 2e-3) * expected.norm()
+            assert all(torch.equal(integer_rows(x, matrix, split=split), result) for _ in range(20))
+        opened = exact(x, matrix, gated=True)
+        assert (integer_rows(x, matrix, gated=True).double() - opened).norm() < 8e-3 * opened.norm()

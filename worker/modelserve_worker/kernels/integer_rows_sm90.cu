@@ -1,0 +1,223 @@
+// Products of one or two rows with an INT4 matrix that is read once, for compute capability 9.0: output [rows, outputs]
+// = x W^T.
+//
+// Unpacking binds a product of few rows, and what bfloat16 takes of it is most of the time: a pair of elements a shift and
+// a logical operation. Integers of eight bits take one logical operation for four elements. So x becomes integers, too: of
+// each 32 inputs a power of two times numbers of sixteen bits, which are two columns of m16n8k32 products, their high and
+// their low bytes. Products of 32 inputs are exact, and every element of x is within 2^-15 of the largest of its 32.
+//
+// A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs or, SPLIT, over a part of them: then output is
+// [parts, rows, outputs] float32, and whoever reads it adds the parts. Warps work in groups of OUTPUTS / 32. In every stage
+// each group has a block of 256 inputs. The groups' sums meet in shared memory, in one order. One more warp keeps all
+// stages in flight. It asks for weights before the kernel ahead has ended: they depend on none.
+//
+// Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; GROUPS, and blocks of inputs in a stage; ROWS: of x at most, 1 or 2; SCALES: of a row in 256
+// inputs, 8, 4, 2 or 1; TILES: of 256 inputs that x has, or a part of it; GATED: whether the second half of a tile holds the
+// rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1; STAGES.
+
+#include "pipeline.cuh"
+#include "integer_products_sm90.cuh"
+
+constexpr int PLANES = 8;                  // of 32 inputs, in a block
+constexpr int GROUP = OUTPUTS;             // threads
+constexpr int CONSUMERS = GROUPS * GROUP;  // threads
+constexpr int HALF_ROWS = OUTPUTS / 2;     // of the matrix, in each half of a tile
+constexpr int HALF_BYTES = HALF_ROWS * 128;  // of a block; all blocks of the first half come before the second's
+constexpr int HALF_STAGE = GROUPS * HALF_BYTES;
+constexpr int SCALE_BYTES = SCALES * HALF_ROWS * 2;  // of a half of a block
+constexpr int SCALE_STAGE = (GROUPS * SCALE_BYTES + 127) / 128 * 128;
+constexpr int SCALES_AT = 2 * HALF_STAGE;
+constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * SCALE_BYTES;
+constexpr int STAGE_BYTES = (SCALES_AT + 2 * SCALE_STAGE + 1023) / 1024 * 1024;
+constexpr int PLANE_BYTES = ROWS * 64;     // of x: 32 high bytes and 32 low ones of each row
+constexpr int X_AT = STAGES * STAGE_BYTES;
+constexpr int UNITS_AT = X_AT + TILES * PLANES * PLANE_BYTES;
+constexpr int SUMS_AT = UNITS_AT + TILES * PLANES * ROWS * (int)sizeof(Unit);
+constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * 16;
+
+static_assert(STAGES >= 2, "a stage is held until the next has come");
+static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
+static_assert(ROWS == 1 || ROWS == 2, "columns of products are of four rows at most");
+
+enum Barrier { SUMS_FULL = 1, SUMS_FREE, X_READ, X_WRITTEN };
+
+#if SPLIT
+typedef float Output;
+__device__ __forceinline__ Output stored(float value) { return value; }
+#else
+typedef unsigned short Output;
+__device__ __forceinline__ Output stored(float value) { return (Output)bf16_pair(value, 0.0f); }
+#endif
+
+struct Rows {
+  const unsigned short* x;  // bfloat16 [rows, inputs], `stride` apart
+  int rows, inputs, stride;
+};
+
+// What the threads that multiply make of inputs from `first` on, for all groups.
+__device__ __forceinline__ void make_integers(unsigned char* memory, const Rows& of, int first) {
+  constexpr int PIECES = TILES * PLANES * 4;  // of eight inputs, in a row
+  constexpr int TOGETHER = 4;                 // loads of a thread that are under way
+  for (int from = 0; from < of.rows * PIECES; from += TOGETHER * CONSUMERS) {
+    uint4 loaded[TOGETHER];
+#pragma unroll
+    for (int each = 0; each < TOGETHER; each++) {
+      const int number = from + each * CONSUMERS + threadIdx.x, row = number / PIECES;
+      const int input = first + number % PIECES * 8;
+      loaded[each] = make_uint4(0, 0, 0, 0);
+      if (row < of.rows && input < of.inputs)
+        loaded[each] = __ldcg((const uint4*)(of.x + (long long)row * of.stride + input));
+    }
+#pragma unroll
+    for (int each = 0; each < TOGETHER; each++) {
+      const int number = from + each * CONSUMERS + threadIdx.x, row = number / PIECES;
+      const int plane = number % PIECES / 4, quarter = number % 4;
+      const Integers integers = integers_of(loaded[each]);
+      if (row >= of.rows) continue;
+      unsigned char* to = memory + X_AT + plane * PLANE_BYTES + row * 64 + quarter * 8;
+      *(uint2*)to = integers.high;
+      *(uint2*)(to + 32) = integers.low;
+      // Elements of every other plane are the upper nibbles of bytes, sixteen times as large.
+      if (quarter == 0)
+        ((Unit*)(memory + UNITS_AT))[plane * ROWS + row] = {integers.unit * (plane % 2 ? 0.0625f : 1.0f),
+                                                            (float)integers.sum * -8.0f * integers.unit};
+    }
+  }
+}
+
+// sums of outputs n and n + 8 in each half, of row lane % 4.
+__device__ __forceinline__ void consume(float (&sums)[4], const unsigned char* memory, const unsigned char* stage,
+                                        int tile, int group, int warp, int lane) {
+  const int row = 16 * warp + lane / 4, t = lane % 4;
+  u32 bytes[2][2][2][4];  // of halves and outputs: of four inputs and of the next four, four pairs of planes
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+#pragma unroll
+    for (int second = 0; second < 2; second++)
+#pragma unroll
+      for (int four = 0; four < 2; four++)
+        transpose_bytes(bytes[half][second][four], *(const uint4*)(stage + half * HALF_STAGE + group * HALF_BYTES +
+                                                                   piece(row + 8 * second, 2 * t + four)));
+  const unsigned char* x = memory + X_AT + tile * PLANES * PLANE_BYTES + lane / 8 % ROWS * 64 + lane / 4 % 2 * 32 + t * 8;
+  const Unit* units = (const Unit*)(memory + UNITS_AT) + tile * PLANES * ROWS + t % ROWS;
+  const unsigned short* scales = (const unsigned short*)(stage + SCALES_AT + group * SCALE_BYTES) + row;
+#pragma unroll
+  for (int plane = 0; plane < PLANES; plane++) {
+    const uint2 columns = *(const uint2*)(x + plane * PLANE_BYTES);
+    const Unit unit = units[plane * ROWS];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      u32 a[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) a[i] = bytes[half][i % 2][i / 2][plane / 2] & (plane % 2 ? 0xF0F0F0F0 : 0x0F0F0F0F);
+      int products[4];
+      multiply_integers(products, a, columns);
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        const float product =
+            (float)(products[2 * second] * 256 + products[2 * second + 1]) * unit.unit + unit.zero;
+        const u32 scale = scales[half * (SCALE_STAGE / 2) + plane / (PLANES / SCALES) * HALF_ROWS + 8 * second];
+        sums[2 * half + second] += __uint_as_float(scale << 16) * product;
+      }
+    }
+  }
+}
+
+struct Shape {
+  int rows, outputs, second;  // second: rows from a tile's first half to its second
+};
+
+__device__ __forceinline__ void store(const float (&sums)[4], Output* output, const Shape& shape, int tile, int warp,
+                                      int lane) {
+  if (lane % 4 >= shape.rows) return;
+  Output* to = output + (long long)(lane % 4) * shape.outputs;
+#pragma unroll
+  for (int second = 0; second < 2; second++) {
+    const int n = tile * (GATED ? HALF_ROWS : OUTPUTS) + 16 * warp + lane / 4 + 8 * second, other = n + shape.second;
+    if (GATED) {
+      if (n < shape.outputs) to[n] = stored(rounded(gelu(rounded(sums[second]))) * rounded(sums[2 + second]));
+    } else {
+      if (n < shape.outputs) to[n] = stored(sums[second]);
+      if (other < shape.outputs) to[other] = stored(sums[2 + second]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
+    integer_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap scales,
+                 const unsigned short* x, Output* output, int rows, int inputs, int stride, int outputs, int second,
+                 int tiles, int parts, int stages) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Stages<STAGES> barriers = {shared + BARRIERS_AT};
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    check_memory(shared);
+    barriers.init(1, CONSUMERS / 32);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  const int items = tiles * (SPLIT ? parts : 1);
+
+  if (warp == CONSUMERS / 32) {
+    if (lane != 0) return;
+    Ring<STAGES> ring;
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+      const int tile = SPLIT ? item / parts : item, first = SPLIT ? item % parts * stages : 0;
+      for (int at = 0; at < stages; at++, ring.advance()) {
+        const u32 to = shared + ring.place * STAGE_BYTES, barrier = barriers.full(ring.place);
+        barriers.wait_empty(ring);
+        mbarrier_expect(barrier, LOADED_BYTES);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = tile * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
+          load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, (first + at) * GROUPS);
+          load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, (first + at) * GROUPS);
+        }
+      }
+    }
+    wait_for_prerequisites();
+    return;
+  }
+
+  wait_for_prerequisites();  // what is written below may still be read by a kernel ahead
+  const Rows of = {x, rows, inputs, stride};
+  const Shape shape = {rows, outputs, second};
+  const int group = warp / (GROUP / 32), thread = threadIdx.x % GROUP;
+  float4* exchanged = (float4*)(memory + SUMS_AT);
+  Ring<STAGES> ring;
+  Held held;
+  int made = -1;  // the part of which x is there
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    const int part = SPLIT ? item % parts : 0;
+    if (part != made) {
+      if (made >= 0) barrier_sync(X_READ, CONSUMERS);
+      make_integers(memory, of, part * TILES * 256);
+      barrier_sync(X_WRITTEN, CONSUMERS);
+      made = part;
+    }
+    float sums[4] = {};
+    for (int at = 0; at < stages; at++) {
+      barriers.wait_full(ring);
+      held.exchange(barriers.empty(ring.place));
+      consume(sums, memory, memory + ring.place * STAGE_BYTES, at * GROUPS + group, group, warp % (GROUP / 32), lane);
+      ring.advance();
+    }
+    if (group != 0) {
+      if (item != blockIdx.x) barrier_sync(SUMS_FREE, CONSUMERS);
+      exchanged[(group - 1) * GROUP + thread] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+      barrier_arrive(SUMS_FULL, CONSUMERS);
+      continue;
+    }
+    if (GROUPS > 1) barrier_sync(SUMS_FULL, CONSUMERS);
+#pragma unroll
+    for (int other = 0; other < GROUPS - 1; other++) {
+      const float4 value = exchanged[other * GROUP + thread];
+      sums[0] += value.x, sums[1] += value.y, sums[2] += value.z, sums[3] += value.w;
+    }
+    store(sums, output + (long long)part * rows * outputs, shape, SPLIT ? item / parts : item, warp, lane);
+    // After the stores, which need all that was read above: to arrive does not wait for reads on their way.
+    if (GROUPS > 1 && item + gridDim.x < items) barrier_arrive(SUMS_FREE, CONSUMERS);
+  }
+}
