@@ -62,8 +62,11 @@ class EngineRates:
     peer_link: float = 0.9  # the same in sums by rows: 406 GB/s beside the norms of a rank's share
 
 
-# Of products with one order over K: assumed, of what Triton's tiles of 128 x 128 reach.
-EXACT_LINEAR, EXACT_READ = 0.45, 0.7
+# Profile exact, of an H200: steps of 1 to 144 rows of 31B, one row of E4B and 26B-A4B, a prompt of 8,192 of E4B, and
+# products of a layer of 31B by themselves. Its products hide little behind reading; its router takes one program for
+# all inputs of few rows; several rows of a request take as much again for each other in attention.
+EXACT_LINEAR, EXACT_READ, EXACT_EXPOSED = 0.66, 0.78, 0.8
+EXACT_EXPERT_LAYER_SECONDS, EXACT_DRAFTED_ROW_SECONDS = 95e-6, 2.0e-6
 
 _HOPPER = EngineRates("Hopper", measured=True)
 # Memory is slower there, by multiprocessor, than an H200 unpacks INT4 in Triton: reading binds, as in other formats. Of
@@ -90,7 +93,7 @@ GENERATIONS: dict[Capability, EngineRates] = {
 def engine_rates(capability: Capability, *, exact: bool = False) -> EngineRates:
     """The constants of a generation; of one that is not listed, those of the newest listed one before it.
 
-    `exact`: under that profile, where Triton's kernels alone compute, FP8 in bfloat16. Not measured.
+    `exact`: under that profile, where Triton's kernels alone compute, FP8 in bfloat16; measured on Hopper in bfloat16.
     """
     known = GENERATIONS.get(capability)
     if known is None:
@@ -101,5 +104,7 @@ def engine_rates(capability: Capability, *, exact: bool = False) -> EngineRates:
     return replace(
         known, measured=False, linear=EXACT_LINEAR, fp8_linear=EXACT_LINEAR, weight_read=EXACT_READ,
         int4_read=min(known.int4_read, EXACT_READ), fp8_read=EXACT_READ, peer_sum_seconds=known.all_reduce_seconds,
+        exposed=EXACT_EXPOSED, expert_layer_seconds=EXACT_EXPERT_LAYER_SECONDS,
+        drafted_row_seconds=EXACT_DRAFTED_ROW_SECONDS,
         launch_seconds=_TRITON.launch_seconds, library_seconds=0.0, wide_seconds=0.0, **reads,
     )  # fmt: skip
