@@ -222,12 +222,13 @@ def main() -> None:
 @contextmanager
 def _worker(model: Path, args: argparse.Namespace, **settings: float) -> Iterator[int]:
     """A worker over a stub engine with these settings; its process id."""
+    given = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     worker = subprocess.Popen(
         [
             sys.executable, str(ROOT / "tests/worker/server/stub_worker.py"), json.dumps(settings), os.devnull, "serve",
             "--model", str(model), "--host", "127.0.0.1", "--port", str(args.port),
         ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in FOLDERS)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*(str(ROOT / folder) for folder in FOLDERS), *given])},
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:

@@ -16,7 +16,7 @@ from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation
 from modelserve.sizing.kernel_buffers import kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.weight_format import TextLinear, WeightFormat, int4
+from modelserve.weight_format import TextLinear, WeightFormat, dense_format, int4
 
 FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
 WEIGHTS = (None, int4(32), int4(128, symmetric=False), int4(16), FP8, WeightFormat(stored="fp8", scales="block"))
@@ -140,6 +140,14 @@ def test_experts_of_few_rows_find_their_matrices_themselves() -> None:
     assert layer_launches(found, architecture, 0, rows=256, ranks=1) == beside | {LIBRARY: 2}
     many = always | {LIBRARY: 4, "gated_gelu": 1, "deal_slots": 1, "copy_rows": 1}
     assert layer_launches(found, architecture, 0, rows=257, ranks=1) == many
+
+
+@pytest.mark.parametrize("variant", ["31B", "26B-A4B", "E4B"])
+def test_an_unquantised_checkpoint_has_one_table_however_its_format_is_given(variant: str) -> None:
+    """As its config.json states it, and as a rank that computes with it knows it."""
+    model, stated = architecture_of(variant), Formats(dense_format("bfloat16"))
+    for gpu, profile in itertools.product((80, 90), ("fast", "exact")):
+        assert resolve(gpu, model, stated, profile) == resolve(gpu, model, Formats(), profile)
 
 
 def test_eight_bit_sliding_chunks_are_hoppers_where_their_keys_have_room() -> None:

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from unittest import mock
 
 import torch
-from elementwise_speed import DOORS, EPS, captured
+from elementwise_speed import DOORS, EPS, microseconds
 from torch import Tensor
 from torch.nn import functional
 
@@ -99,18 +98,6 @@ def wrong(kernel: ClusterKernel) -> Iterator[str]:
             yield f"{named(kernel)} {kernel.rows} {kernel.gated} at {rows} rows: bits differ"
 
 
-def microseconds(calls: list[Callable[[], object]]) -> float:
-    graph, times = captured(calls), []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times)
-
-
 class Case:
     def __init__(self, shape: tuple[int, int], rows: int, *, gated: bool, pool: Tensor) -> None:
         outputs, inputs = shape
@@ -128,7 +115,7 @@ class Case:
                 return library(x, matrix, gated=self.gated)
             return with_kernel(kernel, x, matrix)
 
-        return microseconds([lambda matrix=matrix: call(matrix) for matrix in self.matrices])
+        return microseconds([lambda matrix=matrix: call(matrix) for matrix in self.matrices], replays=REPLAYS)
 
 
 def layers(model: str, rows: int, best: dict[str, ClusterKernel | None], pool: Tensor, *, ours: bool) -> float:
@@ -163,7 +150,7 @@ def layers(model: str, rows: int, best: dict[str, ClusterKernel | None], pool: T
                     residual, delta, weight, scalar=scalar, next_weight=weight, eps=EPS
                 )
 
-    return microseconds([run]) / count
+    return microseconds([run], replays=REPLAYS) / count
 
 
 def main() -> None:

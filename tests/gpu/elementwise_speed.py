@@ -97,10 +97,10 @@ def captured(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def microseconds(calls: list[Callable[[], object]]) -> float:
+def microseconds(calls: list[Callable[[], object]], *, replays: int = ROUNDS) -> float:
     """Median over replays of the time of one of the calls."""
     graph, times = captured(calls), []
-    for _ in range(ROUNDS):
+    for _ in range(replays):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()

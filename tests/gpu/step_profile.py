@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-num-mixed-tokens", type=int, default=512)
+    parser.add_argument("--profile", choices=["fast", "exact"], default="fast")
     options = parser.parse_args()
     longest = max(options.context, options.mixed or 0) + 2048
     with tempfile.TemporaryDirectory() as directory:
@@ -70,6 +71,7 @@ def main() -> None:
             model=directory, load_format="dummy", device="cuda", max_model_len=longest,
             kv_cache_dtype=options.kv_cache_dtype, max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_mixed_tokens=options.max_num_mixed_tokens, max_num_seqs=max(DEFAULT_MAX_NUM_SEQS, options.batch),
+            profile=options.profile,
         )  # fmt: skip
         replica = launch(args)
     bench = Bench(replica, args)

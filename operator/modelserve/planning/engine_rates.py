@@ -36,17 +36,17 @@ class EngineRates:
     expert_linear: float = 0.68  # of the dense rate: experts of 8,192 rows in a step, 37.9 ms with what does not hide
     fp8_linear: float = 1.2  # the same for products of e4m3, of the bfloat16 rate: TTFT of 31B in FP8
     exposed: float = 0.2  # of the shorter of reading weights and multiplying, what does not hide behind the longer
+    expert_exposed: float = 0.5  # the same of experts: alone 489 and 823 us a layer at 2,048 and 4,096 rows
     attention_v_only: float = 0.6  # of the dense rate: chunks over global layers that store V alone
     attention_kv: float = 0.46  # the same where K and V are stored
     attention_sliding: float = 0.5  # chunks over a sliding window: 484 to 542 TFLOP/s by themselves
     launch_seconds: float = 1.15e-6  # per kernel of a captured step: its start and the gap before it
     # What a kernel takes longer at 32 rows and more than at one: steps of 8 and 32 requests of E4B, 3.12 and 4.25 ms.
     filled_launch_seconds: float = 1.1e-6
-    # Per product of more than 128 rows, which is the library's: a full end and start on both of its sides. 64 decodes
-    # of 31B, 17.5 ms, when all of more than 32 were. Of steps without prompts; of others it is in `linear` and
-    # `mixed_layer_seconds`.
+    # Per product that is the library's: a full end and start on both of its sides. 64 decodes of 31B, 17.5 ms, when all
+    # of more than 32 rows were. Of steps without prompts; of others it is in `linear` and `mixed_layer_seconds`.
     library_seconds: float = 3e-6
-    # The same of 65 to 128 rows by Hopper's own kernel, whose tiles then have 128: a layer of E4B 62.4 and 69.1 us.
+    # Per product of 65 to 128 rows by Hopper's own kernel, whose tiles then have 128: a layer of E4B 62.4 and 69.1 us.
     wide_seconds: float = 1.1e-6
     draft_launch_seconds: float = 1.5e-6  # per kernel of a draft: small ones, each of which waits for the one before
     mixed_layer_seconds: float = 50e-6  # per layer of a step with decodes and prompts: both attentions over few rows
@@ -71,8 +71,7 @@ _HOPPER = EngineRates("Hopper", measured=True)
 _TRITON = replace(
     _HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18, attention_sliding=0.29, weight_read=0.87,
     int4_read=0.87, fp8_read=0.87, int4_linear=0.55, launch_seconds=3.0e-6, draft_launch_seconds=3.0e-6,
-    library_seconds=0.0,
-    wide_seconds=0.0,
+    library_seconds=0.0, wide_seconds=0.0,
 )  # fmt: skip
 _PCIE_4 = 25e9
 _NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear, host_copy=_PCIE_4)  # inputs stay bfloat16, weights are unpacked

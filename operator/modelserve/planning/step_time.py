@@ -3,14 +3,15 @@
     weights      (W - W_q) / (bandwidth x weight_read) + W_q / (bandwidth x int4_read or fp8_read); experts at
                  expert_read
     linears      A + exposed W' - W' where the arithmetic A takes longer than reading W', else exposed A;
-                 experts and all other products each by themselves
+                 experts (with expert_exposed) and all other products each by themselves
     cache        decodes x (g L / read_g + s min(L, window) / read_s) / bandwidth, read_g and read_s of the kernels that
                  the table chooses (cache_time): streamed_read, v_only_read, turned_8_bit_read or cache_read
     attention    4 heads (D_g n_g K_g / rate_g + D_s n_s K_s / rate_s) / TP of the prompts' rows
     elementwise  rows x bytes a row / (bandwidth x elementwise)
     launches     kernels x (launch_seconds + filled_launch_seconds x rows / 32, at most 1), layers of experts x
-                 expert_layer_seconds, products x library_seconds where more than 128 decode and no prompt is computed
-                 (wide_seconds from 65 on), and layers x mixed_layer_seconds where a step has decodes and prompts
+                 expert_layer_seconds, layers x mixed_layer_seconds where a step has decodes and prompts, and where no
+                 prompt is computed dense products that the table gives to a library x library_seconds, and to
+                 Hopper's kernel of tens of rows x wide_seconds from 65 rows on
     all_reduces  2 layers x (peer_sum_seconds + 2 (TP - 1) / TP x rows H e / (link x share))
 
 W bytes of the weights that the step reads (embedding tables of inputs not, of experts the share that its rows touch),
@@ -35,7 +36,8 @@ from modelserve.hardware import CPU, PCIE_LINK, Accelerator
 from modelserve.planning.cache_time import decode_kernels, token_seconds
 from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.sizing.backends.products import CLUSTER_ROWS, FEW_ROWS
+from modelserve.planning.product_time import many_decodes_seconds
+from modelserve.sizing.backends.products import FEW_ROWS
 from modelserve.sizing.cuda_graphs import kernels_per_step
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_sums import sums_by_rows
@@ -135,7 +137,7 @@ class RankSpeed:
         linked = device.link != PCIE_LINK
         by_rows = linked and not exact and sums_by_rows(architecture)
         work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
-        self._idle_base, self._exposed = work.idle_base, rates.exposed
+        self._idle_base, self._exposed, self._expert_exposed = work.idle_base, rates.exposed, rates.expert_exposed
         self._drafted = work.layers * rates.drafted_layer_seconds, work.layers * rates.drafted_row_seconds
         packed = _quantised_share(architecture, tensor_parallel, weight_format)
         stored = weight_format.stored if weight_format is not None else None
@@ -169,8 +171,9 @@ class RankSpeed:
         self._kernels, self._launch = work.kernels, (rates.launch_seconds, rates.filled_launch_seconds)
         self._expert_layers = work.expert_layers * rates.expert_layer_seconds
         self._mixed_layers = work.layers * rates.mixed_layer_seconds
-        self._library = work.library_products * rates.library_seconds
-        self._wide = work.library_products * rates.wide_seconds
+        self._many_decodes = many_decodes_seconds(
+            architecture, rates, device.compute_capability, ranks=tensor_parallel, weight_format=weight_format
+        )
         link = device.link * (rates.peer_link if by_rows else rates.nvlink) if linked else device.link
         self._sums = work.all_reduces * (rates.peer_sum_seconds if linked else rates.all_reduce_seconds)
         self._summed_row = work.reduced_bytes / link
@@ -193,9 +196,10 @@ class RankSpeed:
         idle: float = self._idle_base**rows
         return self._all_experts * (1 - idle)
 
-    def _beside_reading(self, multiply: float, read: float) -> float:
+    @staticmethod
+    def _beside_reading(multiply: float, read: float, exposed: float) -> float:
         """What multiplying adds to the seconds of reading the same weights."""
-        return self._exposed * multiply if multiply < read else self._exposed * read + multiply - read
+        return exposed * multiply if multiply < read else exposed * read + multiply - read
 
     def _cache_seconds(self, decodes: float, context: float, *, drafted: bool = False) -> float:
         global_token, sliding_token = self._drafted_token if drafted else self._token
@@ -207,17 +211,16 @@ class RankSpeed:
         rows, decode, prompt = decodes + prompt_rows, self._decode, self._prompt
         experts = self._experts_seconds(rows)
         multiply = decodes * decode.products + prompt_rows * prompt.products + (decodes + ends) * self._head
-        linears = self._beside_reading(multiply, self._every_step)
+        linears = self._beside_reading(multiply, self._every_step, self._exposed)
         if experts:
-            linears += self._beside_reading(decodes * decode.experts + prompt_rows * prompt.experts, experts)
+            multiply = decodes * decode.experts + prompt_rows * prompt.experts
+            linears += self._beside_reading(multiply, experts, self._expert_exposed)
         launch, filled_launch = self._launch
         launches = self._kernels * (launch + filled_launch * min(rows / FEW_ROWS, 1)) + self._expert_layers
         if decodes and prompt_rows:
             launches += self._mixed_layers
-        elif decodes > CLUSTER_ROWS:
-            launches += self._library
-        elif decodes > CLUSTER_ROWS // 2:
-            launches += self._wide
+        elif decodes:
+            launches += next((seconds for rows, seconds in self._many_decodes if decodes > rows), 0.0)
         time = StepTime(
             self._every_step + experts,
             linears,
@@ -241,7 +244,6 @@ class _Work:
     layers: int
     expert_layers: int
     kernels: int
-    library_products: int  # that a library multiplies from more than tens of rows on: of no experts, not in INT4
     read_bytes: float  # weights that every step reads
     expert_bytes: float
     idle_base: float  # share of experts that one row leaves alone
@@ -279,7 +281,6 @@ def _work(
         layers=layers,
         expert_layers=layers if architecture.num_experts else 0,
         kernels=kernels_per_step(architecture, weight_format, rows=1, tensor_parallel_size=tp, summed=False),
-        library_products=_library_products(architecture, weight_format),
         read_bytes=sum(terms.values()),
         expert_bytes=experts,
         idle_base=idle,
@@ -359,12 +360,6 @@ def layer_parameters(architecture: ModelArchitecture) -> float:
 def _expert_parameters(architecture: ModelArchitecture, experts: int) -> int:
     """Of so many experts of every layer."""
     return architecture.num_hidden_layers * experts * 3 * architecture.hidden_size * architecture.moe_intermediate_size
-
-
-def _library_products(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> int:
-    tensors = weight_tensors(architecture, tensor_parallel_size=1)
-    dense = (each.linear for each in tensors if each.linear is not None and each.term != "experts")
-    return sum(weight_format is None or weight_format.of(each) is not StoredType.INT4 for each in dense)
 
 
 def _key_flop(architecture: ModelArchitecture, kind: LayerKind) -> int:

@@ -163,6 +163,20 @@ def differences(variant, capability, kv, weights):
 cases = (case.split("/") for case in sys.argv[4:])
 print(json.dumps([differences(variant, int(capability), kv, weights) for variant, capability, kv, weights in cases]))
 """
+KERNEL_NAMES = """
+import importlib, pkgutil
+import modelserve_worker.kernels as package
+from triton.runtime.jit import JITFunction
+from modelserve_worker.kernels import kernel_cache
+kernel_cache.name_alike()
+found = {}
+for module in pkgutil.iter_modules(package.__path__):
+    if module.name.endswith("_triton"):
+        for function in vars(importlib.import_module(f"{package.__name__}.{module.name}")).values():
+            if isinstance(function, JITFunction):
+                found[f"{function.__module__}.{function.__name__}"] = function
+print(json.dumps({name: found[name].cache_key for name in sorted(found, reverse=sys.argv[4] == "reversed")}))
+"""
 LAUNCH = """
 import ctypes, os, triton
 from triton.backends.nvidia import driver as nvidia
@@ -202,6 +216,13 @@ def run(code: str, *arguments: str | Path, **environment: str) -> Any:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_kernel_has_one_name_whatever_was_named_before_it(tmp_path: Path) -> None:
+    """Or a process would not find what another one has compiled, which meets kernels in its own order."""
+    forwards, backwards = (run(KERNEL_NAMES, tmp_path, tmp_path, "1", order) for order in ("in order", "reversed"))
+    assert len(forwards) > 80
+    assert forwards == backwards
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import triton
 from model_checkpoints import COMMON, VARIANTS
 
+import modelserve
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.execution import kernels_ahead
 from modelserve_worker.execution.container_limits import cores
@@ -63,6 +63,39 @@ print(kernels_ahead.start_kernels_ahead(args), flush=True)
 time.sleep(600)
 """
 
+# Of a start's launches those that the cache has not, by the names that a process gives them which has compiled nothing.
+MISSING = """
+import importlib, json, sys
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import get_cache_invalidating_env_vars, make_backend
+from triton.runtime.cache import get_cache_key, get_cache_manager
+from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_architecture
+from modelserve_worker.execution.kernel_trace import kernel_launches
+from modelserve_worker.kernels import cuda_kernel, kernel_cache
+args = EngineArgs(model=sys.argv[1], max_num_seqs=1, max_num_batched_tokens=64)
+launches = kernel_launches(read_architecture(Path(args.model)), args, capability=90)
+kernel_cache.name_alike()
+backend, missing = make_backend(GPUTarget("cuda", 90, 32)), []
+def look(source, *, target, options):
+    key = get_cache_key(source, backend, backend.parse_options(options), get_cache_invalidating_env_vars())
+    name = triton.runtime.cache.hashlib.sha256(key.encode()).hexdigest()
+    if get_cache_manager(name).get_group(f"{source.fn.__name__}.json") is None:
+        missing.append(source.fn.__name__)
+cuda_kernel.compiled = lambda source: missing.append(source.file) or (b"", "")
+for launch in launches:
+    if isinstance(launch, cuda_kernel.CudaSource):
+        cuda_kernel.kept(launch)
+    else:
+        function = getattr(importlib.import_module(launch.module), launch.kernel)
+        function.device_caches[90]
+        function.compile = look
+        function.preload(launch.specialization)
+print(json.dumps([len(launches), missing]))
+"""
+
 
 def environment(**variables: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -99,7 +132,7 @@ def lock(tmp_path: Path) -> Path:
 @pytest.fixture
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODELSERVE_KERNELS_DIR", str(tmp_path / "shipped"))
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.usefixtures("_cache")
@@ -209,6 +242,48 @@ def test_whoever_compiles_lets_go_of_the_lock_however_it_ends(
     assert said is None or said in caplog.text
 
 
+def first_line_of_starter(model: str, variables: dict[str, str]) -> str:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, model], env=variables, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        line = starter.stdout.readline().strip()
+        starter.send_signal(signal.SIGKILL)
+    return line
+
+
+def test_a_complete_cache_is_named_by_all_that_its_kernels_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by where the model lies. Of a model that cannot be read there is no name."""
+    args = checkpoint(tmp_path / "model")
+    name = kernels_ahead.complete_name(args, 90)
+    assert name == kernels_ahead.complete_name(checkpoint(tmp_path / "elsewhere"), 90)
+    others = {
+        kernels_ahead.complete_name(args, 80),
+        kernels_ahead.complete_name(args.model_copy(update={"max_num_seqs": 2}), 90),
+        kernels_ahead.complete_name(checkpoint(tmp_path / "float32", dtype="float32"), 90),
+    }
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    others.add(kernels_ahead.complete_name(args, 90))
+    monkeypatch.delenv("TRITON_DEBUG")
+    monkeypatch.setattr(modelserve, "__path__", [str(tmp_path / "model")])  # as if it had other sources
+    others.add(kernels_ahead.complete_name(args, 90))
+    assert len(others - {name}) == 5
+    assert kernels_ahead.complete_name(EngineArgs(model="absent"), 90) == ""
+
+
+@pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "/home"}, {"TRITON_CACHE_DIR": "/cache"}], ids=str)
+def test_the_cache_folder_is_the_compilers(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRITON_HOME", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code = "import triton; print(triton.knobs.cache.dir)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert kernels_ahead.cache_folder() == Path(done.stdout.strip())
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_kernels_are_in_the_cache_when_the_lock_is_free_and_nothing_outlives_its_starter(
     tmp_path: Path, killed: bool
@@ -232,10 +307,23 @@ def test_kernels_are_in_the_cache_when_the_lock_is_free_and_nothing_outlives_its
                 made = {path.stem for path in cache.glob("*/__grp__*.json")}
                 assert {"__grp__embed", "__grp__rms_norm", "__grp___draw_rows"} <= made
                 assert any(cache.glob("*.cubin"))
+                assert len(list(cache.glob("modelserve-complete-*"))) == 1
         finally:
             starter.send_signal(signal.SIGKILL)
     assert until(lambda: not any(Path(f"/proc/{each}").exists() for each in started)), "a process outlives"
     lock.unlink(missing_ok=True)
+    if not killed:
+        assert first_line_of_starter(model, variables) == "None", "all is in the cache"
+        done = subprocess.run(
+            [sys.executable, "-c", MISSING, model], env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        launches, missing = json.loads(done.stdout.splitlines()[-1])
+        assert (launches > 15, missing) == (True, [])
+        next(cache.glob("modelserve-complete-*")).unlink()
+    restarted = Path(first_line_of_starter(model, variables))
+    assert restarted.suffix == ".lock"
+    restarted.unlink(missing_ok=True)
 
 
 def test_nothing_is_compiled_ahead_without_a_gpu_or_cores(monkeypatch: pytest.MonkeyPatch) -> None:

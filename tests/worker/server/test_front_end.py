@@ -153,3 +153,16 @@ def test_the_benchmark_of_prompts_ends_with_the_cpu_per_prompt() -> None:
     ]  # fmt: skip
     assert first_event.startswith("to the first event: median")
     assert float(cpu.rpartition(" ")[2]) > 0
+
+
+@pytest.mark.parametrize("route", ["completions", "chat", "responses", "messages"])
+def test_the_benchmark_of_events_ends_with_the_cpu_per_token(route: str) -> None:
+    flags = ["--route", route, "--streams", "3", "--steps", "4", "--steps-at-once", "2"]
+    done = subprocess.run(
+        [sys.executable, "tests/benchmarks/stream_events.py", *flags], cwd=Path(__file__).parents[3],
+        env=os.environ | {"PYTHONPATH": "operator:worker"}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    told, _, of_an_event = done.stdout.strip().rpartition(", ")
+    assert told.startswith(f"{route}: "), done.stdout
+    assert of_an_event == "2.00 tokens an event"
+    assert done.stderr == ""

@@ -5,12 +5,17 @@ it compiled in forks of itself (`kernel_build`), into the cache where every rank
 misses a kernel waits until it is there, or until that process has let go of its lock, however it ended, and then
 compiles what is still missing: nothing depends on this but the time. It ends with the process that started it.
 
+When all is compiled it leaves a file in the cache, which is named by whatever that depended on. A start that finds it
+starts no such process: to find out that nothing is missing takes 5 s of a core.
+
 This module is light: it runs before torch is imported, and again as the main module of that process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import signal
@@ -19,10 +24,14 @@ import sys
 import tempfile
 import threading
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import modelserve
+import modelserve_worker
 from modelserve.engine_args import EngineArgs
-from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.errors import InvalidInput
+from modelserve.inspection import read_architecture, read_speculation, read_weight_format
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve_worker.execution.container_limits import cores
 from modelserve_worker.log_format import LOG_FORMAT
@@ -40,15 +49,19 @@ logger = logging.getLogger(__name__)
 def start_kernels_ahead(args: EngineArgs) -> Path | None:
     """Start to compile what a start with `args` launches; the lock that is held meanwhile.
 
-    None where nothing is compiled: on a CPU, where NVML names no GPU, or where this process has one core.
+    None where nothing is compiled: on a CPU, where NVML names no GPU, where this process has one core, or where all is
+    in the cache since an earlier start.
     """
     gpu = None if args.device == "cpu" else first_gpu(os.environ)
     processes = min(MOST_PROCESSES, int(cores()))
     if gpu is None or processes < 2:
         return None
-    handle, name = tempfile.mkstemp(prefix="modelserve-kernels-", suffix=".lock")
     major, minor = gpu.compute_capability
-    settings = (args.model_dump_json(), str(10 * major + minor), str(processes))
+    complete = complete_name(args, 10 * major + minor)
+    if complete and (cache_folder() / complete).is_file():
+        return None
+    handle, name = tempfile.mkstemp(prefix="modelserve-kernels-", suffix=".lock")
+    settings = (args.model_dump_json(), str(10 * major + minor), str(processes), complete)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # of the open file: the child holds it when this process has closed it
         child = subprocess.Popen(
@@ -62,6 +75,33 @@ def start_kernels_ahead(args: EngineArgs) -> Path | None:
     lock = Path(name)
     threading.Thread(target=_clear_up, args=(child, lock), name="kernels-ahead", daemon=True).start()
     return lock
+
+
+def cache_folder() -> Path:
+    """Triton's cache folder, without Triton."""
+    folder = os.environ.get("TRITON_CACHE_DIR")
+    return Path(os.environ.get("TRITON_HOME", Path.home()), ".triton", "cache") if folder is None else Path(folder)
+
+
+def complete_name(args: EngineArgs, capability: int) -> str:
+    """The name of the file that says of a cache that it has all that a start with `args` launches; "" where none can be
+    given: of a checkpoint that cannot be read, or compilers that are not known."""
+    directory = Path(args.model)
+    try:
+        architecture = read_architecture(directory)
+        model = architecture, read_weight_format(directory), read_speculation(args, architecture)
+        compilers = sys.version, version("torch"), version("triton")
+    except (InvalidInput, PackageNotFoundError):
+        return ""
+    named = ("TRITON_", "MODELSERVE_KERNELS_DIR", "MODELSERVE_CUDA_BUILD")
+    variables = sorted(each for each in os.environ.items() if each[0].startswith(named))
+    settings = args.model_dump_json(exclude={"model", "drafter"})
+    digest = hashlib.sha256(repr((model, settings, capability, compilers, variables)).encode())
+    for package in (modelserve, modelserve_worker):
+        for file in sorted(Path(package.__path__[0]).rglob("*")):
+            if file.suffix in {".py", ".cu", ".cuh"}:
+                digest.update(file.read_bytes())
+    return f"modelserve-complete-{digest.hexdigest()}"
 
 
 def _clear_up(child: subprocess.Popen[bytes], lock: Path) -> None:
@@ -80,7 +120,7 @@ def _end_with_starter() -> None:
     os._exit(1)
 
 
-def _compile(args: EngineArgs, capability: int, processes: int) -> None:
+def _compile(args: EngineArgs, capability: int, processes: int, complete: str) -> None:
     from modelserve_worker.execution.device import with_compute_dtype
     from modelserve_worker.execution.kernel_build import compile_kernels, kernel_folder
 
@@ -98,16 +138,19 @@ def _compile(args: EngineArgs, capability: int, processes: int) -> None:
         "%d kernels are compiled ahead, by %d processes: %.1f s for modules, %.1f s for kernels",
         count, processes, imported_s - _BEGAN_S, time.monotonic() - imported_s,
     )  # fmt: skip
+    with contextlib.suppress(OSError):
+        if complete:
+            (folder / complete).touch()
 
 
 def main() -> int:
-    """The process that compiles. Its arguments: EngineArgs as JSON, compute capability, processes."""
-    settings, capability, processes = sys.argv[1:]
+    """The process that compiles. Its arguments: EngineArgs as JSON, compute capability, processes, `complete_name`."""
+    settings, capability, processes, complete = sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the starter's end is this one's
     threading.Thread(target=_end_with_starter, name="starter-watcher", daemon=True).start()
     try:
-        _compile(EngineArgs.model_validate_json(settings), int(capability), int(processes))
+        _compile(EngineArgs.model_validate_json(settings), int(capability), int(processes), complete)
     except Exception as error:
         logger.warning("kernels could not be compiled ahead: %s: %s", type(error).__name__, error)
         return 1

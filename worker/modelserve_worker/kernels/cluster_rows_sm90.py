@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.generations import HOPPER, generation_of
-from modelserve.sizing.backends.products import GROUPED_ROWS
+from modelserve.sizing.backends.products import CLUSTER_ROWS, CLUSTER_TILE_ROWS, GROUPED_ROWS
 from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.linear_rows_sm90 import INPUTS, blocks_of, readable
 
-ROWS = (64, 128)  # of x that a compiled kernel takes at most
+ROWS = (CLUSTER_TILE_ROWS, CLUSTER_ROWS)  # of x that a compiled kernel takes at most
 SHARED_BYTES = generation_of(HOPPER).shared_bytes  # of a thread block, at most
 TILES = range(32, 257, 32)  # rows of the matrix
 AT_ONCE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}  # blocks in clusters of so many, on an H200

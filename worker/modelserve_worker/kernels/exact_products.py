@@ -50,8 +50,10 @@ def check_places(product: Callable[[Tensor], Tensor], like: Tensor) -> None:
     for rows, place in (
         (EXACT_ROWS, 1),
         (EXACT_ROWS, EXACT_ROWS // 2),
+        (2 * EXACT_ROWS, 20),
         (3 * EXACT_ROWS, 3 * EXACT_ROWS - 1),
         (150, 70),
+        (200, 110),  # as many as tiles for many rows are for
     ):
         x = torch.randn(rows, len(row), generator=generator).to(like)
         x[place] = row

@@ -23,7 +23,13 @@ from modelserve_worker.kernels.linear_tiles import MANY, LinearTile
 from modelserve_worker.kernels.row_blocks import plain_product
 from modelserve_worker.kernels.split_inputs import expert_rows, store_product
 
-TILES = {64: LinearTile(64, 64, 4, 4, 0), MANY: LinearTile(128, 128, 8, 3, 0)}
+# By the most rows they are for. Those for few load far ahead: they have too few programs to keep memory busy else.
+TILES = {
+    16: LinearTile(64, 16, 4, 8, 0),
+    32: LinearTile(64, 32, 4, 8, 0),
+    192: LinearTile(64, 64, 4, 6, 0),
+    MANY: LinearTile(128, 128, 8, 3, 0),
+}
 TILE_INPUTS = 64
 ROW_BLOCKS_TOGETHER = 8  # which read a block of weights from the L2 cache one after the other
 

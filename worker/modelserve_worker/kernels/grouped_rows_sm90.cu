@@ -26,7 +26,7 @@ constexpr int TILE = 128;                          // rows of a matrix
 constexpr int CONSUMERS = 256;                     // threads: two warpgroups
 constexpr int BOX = 32;                            // rows of x that are loaded at a time
 constexpr int MOST_EXPERTS = 256;
-constexpr int PARTS = SLICE / TURNED;              // that products of a slice are stored in; a matrix has more stages
+constexpr int TOGETHER = 2;                        // parts of products that one turn stores; a matrix has 8 stages or more
 [[maybe_unused]] constexpr int INPUTS = 64;        // of a stage
 constexpr int W_BYTES = TILE * 128;
 constexpr int BOX_BYTES = BOX * 128;
@@ -75,15 +75,24 @@ struct Slices {
   }
 };
 
-// What a warpgroup has multiplied and not stored yet: pairs of sums, rounded.
+// What a warpgroup has multiplied and not stored yet: pairs of sums, rounded, of the rows that `rows` has left. The first
+// TOGETHER parts are stored and the others move up: each stored from where it lies, in tiles of every length, would be
+// code that takes twice as long to compile and is slower for most numbers of rows.
 struct Products {
   u32 pairs[SLICE / 4];
   OutputRows rows = {0, 0, 0, 0};
   unsigned short* output = nullptr;
 
+  __device__ __forceinline__ bool left() const { return rows.begin < rows.end; }
+
   __device__ __forceinline__ void store(int part, unsigned char* staged, int& half) {
     if (rows.begin + part * TURNED < rows.end)
       store_part<GATED>(pairs + part * (TURNED / 4), part, output, rows, staged, half);
+  }
+  __device__ __forceinline__ void move_up() {
+    rows.begin += TOGETHER * TURNED;
+#pragma unroll
+    for (int i = 0; i < (SLICE - TOGETHER * TURNED) / 4; i++) pairs[i] = pairs[i + TOGETHER * TURNED / 4];
   }
 };
 
@@ -118,11 +127,16 @@ __device__ __forceinline__ void multiply_tile(Reader& reader, Products& products
   float sums[ROWS / 2];
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;  // or products of other slices are kept in memory
-#pragma unroll
-  for (int part = 0; part < PARTS; part++)
-    multiply_stage<ROWS>(sums, reader, [&] { products.store(part, staged, half); });
+  int at = 0;
 #pragma unroll 1
-  for (int at = PARTS; at < blocks; at++) multiply_stage<ROWS>(sums, reader, [] {});
+  for (; products.left(); at += TOGETHER) {
+#pragma unroll
+    for (int part = 0; part < TOGETHER; part++)
+      multiply_stage<ROWS>(sums, reader, [&] { products.store(part, staged, half); });
+    products.move_up();
+  }
+#pragma unroll 1
+  for (; at < blocks; at++) multiply_stage<ROWS>(sums, reader, [] {});
   wgmma_wait<0>();
   pin(sums);
   release(reader.shared + BARRIERS_AT + (STAGES + reader.held) * 8);
@@ -253,6 +267,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
       default: multiply_tile<SLICE>(reader, products, count, rows, to, staged, half);
     }
   }
+#pragma unroll 1
+  while (products.left()) {
 #pragma unroll
-  for (int part = 0; part < PARTS; part++) products.store(part, staged, half);
+    for (int part = 0; part < TOGETHER; part++) products.store(part, staged, half);
+    products.move_up();
+  }
 }

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import triton
 from triton.runtime import build
 from triton.runtime.cache import FileCacheManager
+from triton.runtime.jit import DependenciesFinder, JITFunction
 
 from modelserve.termination import TerminationReason
 from modelserve_worker.terminal_error import TerminalError
@@ -44,6 +45,7 @@ _POLL_S = 0.02
 T = TypeVar("T")
 
 _compilers: list[Compilers] = []  # at most one
+_update_hash = DependenciesFinder._update_hash
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +89,17 @@ class ShippedFirst(FileCacheManager):
 
 
 def name_alike() -> None:
-    """Have Triton name its C modules alike wherever it runs; by itself it names them by whether `file` is installed."""
-    name = ",".join((platform.machine(), platform.system()))
-    vars(build)["platform_key"] = lambda: name
+    """Have Triton name things alike wherever it runs. By itself it names C modules by whether `file` is installed, and
+    kernels by which others this process has named before: the constants of a function that a kernel calls are in the
+    kernel's name only where that function's own name is known already."""
+    machine = ",".join((platform.machine(), platform.system()))
+    vars(build)["platform_key"] = lambda: machine
+    DependenciesFinder._update_hash = _name_after_callee
+
+
+def _name_after_callee(finder: DependenciesFinder, callee: JITFunction[Any]) -> None:
+    callee.cache_key  # noqa: B018 - finds its constants
+    _update_hash(finder, callee)
 
 
 def use_kernel_cache() -> None:

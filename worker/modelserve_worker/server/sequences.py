@@ -105,7 +105,7 @@ class Reply:
         if output.admitted_s is not None:
             self.cached_tokens = output.cached_tokens
             self._timer.admitted(output.admitted_s)
-        if output.prompt_logprobs is not None:
+        if output.prompt_logprobs:  # of a prompt of one token there are none
             self.prompt_logprobs = output.prompt_logprobs
         num_read = self._read_tokens(output)
         self.num_tokens += num_read

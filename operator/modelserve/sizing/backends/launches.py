@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.sizing.backends.table import KernelTable, Operation, Subject
+from modelserve.sizing.backends.table import Choice, KernelTable, Operation, Subject
 from modelserve.sizing.weights import layer_tensors
 from modelserve.weight_format import TextLinear
 
@@ -56,26 +56,45 @@ def layer_calls(architecture: ModelArchitecture, layer: int, *, ranks: int) -> I
         yield from (gate, (Operation.PER_LAYER_GATE, "", nothing), projection, (Operation.RESIDUAL_NORM, "", nothing))
 
 
+def _layer_choices(
+    table: KernelTable, architecture: ModelArchitecture, layer: int, *, rows: int, ranks: int
+) -> Iterator[Choice]:
+    """What one layer of a step of `rows` decodes launches, without what other kernels do besides. Raises KeyError for a
+    table of another model."""
+    experts = table.choose(Operation.EXPERTS, rows=rows) if architecture.num_experts else None
+    fused, dealt = False, experts is not None and "deal_slots" in experts.kernels
+    beside = (TextLinear.GATE_UP, TextLinear.DOWN) if experts is not None and experts.takes_dense else ()
+    for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
+        choice = table.choose(operation, subject, shape, rows=rows)
+        if subject in beside or (operation is Operation.GROUPED and not dealt):
+            fused = True  # experts' kernels have both products and the gate already
+        elif not (operation is Operation.GATED_GELU and fused):
+            fused = choice.fuses_gelu
+            yield choice
+
+
 def layer_launches(
     table: KernelTable, architecture: ModelArchitecture, layer: int, *, rows: int, ranks: int, summed: bool = True
 ) -> Counter[str]:
     """Kernels of one layer of a step of `rows` decodes; those of sums over ranks only if `summed`. Raises KeyError for
     a table of another model."""
     found: Counter[str] = Counter()
-    experts = table.choose(Operation.EXPERTS, rows=rows) if architecture.num_experts else None
-    fused, dealt = False, experts is not None and "deal_slots" in experts.kernels
-    beside = (TextLinear.GATE_UP, TextLinear.DOWN) if experts is not None and experts.takes_dense else ()
-    for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
-        if operation is Operation.RANK_SUM and not summed:
-            continue
-        choice = table.choose(operation, subject, shape, rows=rows)
-        if subject in beside or (operation is Operation.GROUPED and not dealt):
-            fused = True  # experts' kernels have both products and the gate already
-        elif not (operation is Operation.GATED_GELU and fused):
-            fused = choice.fuses_gelu
+    for choice in _layer_choices(table, architecture, layer, rows=rows, ranks=ranks):
+        if summed or choice.operation is not Operation.RANK_SUM:
             found.update(choice.kernels)
             found[Operation.RESIDUAL_NORM] -= choice.fuses_norm
     return +found
+
+
+def dense_products(table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int) -> Counter[str]:
+    """Dense products in all layers of a step of `rows` decodes, by the kernel that multiplies; without those that an
+    operation beside them does. Raises KeyError for a table of another model."""
+    found: Counter[str] = Counter()
+    for layer, layers in _alike(architecture, ranks):
+        for choice in _layer_choices(table, architecture, layer, rows=rows, ranks=ranks):
+            if choice.operation is Operation.LINEAR:
+                found[choice.kernels[-1]] += layers
+    return found
 
 
 def decode_launches(

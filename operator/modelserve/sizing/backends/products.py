@@ -30,6 +30,7 @@ FEW_ROWS = 32  # that Hopper's kernels of few rows take
 INTEGER_ROWS = (1, 2)  # that Hopper's kernel of INT4 in integers is compiled for
 INTEGER_BYTES = 100 << 10  # of a block's shared memory that it keeps x in, at most
 CLUSTER_ROWS = 128  # that Hopper's kernel of tens of rows takes, beyond which cuBLAS's are faster
+CLUSTER_TILE_ROWS = 64  # rows of x in its tiles; where there are more, they have twice as many
 # And matrices (outputs, inputs) of E4B, 26B-A4B and 31B of which they are from fewer on.
 CLUSTER_ROWS_OF = {(6144, 2560): 64, (2560, 2048): 64, (2816, 2112): 64, (16384, 5376): 64, (5376, 8192): 96}
 ROUNDED_AS_READ = 16  # rows up to which Hopper's kernel of few rows rounds FP8's inputs itself; more are rounded ahead

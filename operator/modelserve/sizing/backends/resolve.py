@@ -184,19 +184,20 @@ def _experts(
         return Choice(operation, backend, kernels if capability else (LIBRARY,), most_rows=most_rows)
 
     few = capability is not None and profile == "fast"
+    streamed = capability == HOPPER and (weight_format is None or not weight_format.quantised)
     if few:
         yield replace(choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS), fuses_norm=ranks == 1)
     # On one rank the kernel ahead of it stores the norm that experts take, too.
     yield choice(Operation.ROUTE, "route_many", *(("rms_norm",) if ranks > 1 else ()))
     if few and not stored & {StoredType.INT4, StoredType.FP8}:
-        if capability == HOPPER and weight_format is None and _streams(model, ranks):
+        if streamed and _streams(model, ranks):
             yield Choice(
                 Operation.EXPERTS, Backend.HOPPER, ("chosen_rows", "chosen_rows"),
                 most_rows=min(CHOSEN_ROWS, CHOSEN_SLOTS // model.top_k_experts),
                 shared_bytes=generation_of(HOPPER).shared_bytes,
             )  # fmt: skip
         yield choice(Operation.EXPERTS, "chosen_products", "chosen_products", most_rows=EXPERT_FEW_ROWS)
-        if capability == HOPPER and weight_format is None and _takes_dense(model, ranks):
+        if streamed and _takes_dense(model, ranks):
             yield Choice(
                 Operation.EXPERTS, Backend.HOPPER, ("deal_rows", "grouped_rows", "grouped_rows"),
                 most_rows=GROUPED_DENSE_ROWS, shared_bytes=MOST_GROUPED_BYTES, takes_dense=True,
