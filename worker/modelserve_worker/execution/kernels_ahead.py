@@ -58,7 +58,7 @@ def start_kernels_ahead(args: EngineArgs) -> Path | None:
         return None
     major, minor = gpu.compute_capability
     complete = complete_name(args, 10 * major + minor)
-    if complete and (cache_folder() / complete).is_file():
+    if complete and os.access(cache_folder() / complete, os.F_OK):  # False, too, where the folder cannot be searched
         return None
     handle, name = tempfile.mkstemp(prefix="modelserve-kernels-", suffix=".lock")
     settings = (args.model_dump_json(), str(10 * major + minor), str(processes), complete)
@@ -80,7 +80,8 @@ def start_kernels_ahead(args: EngineArgs) -> Path | None:
 def cache_folder() -> Path:
     """Triton's cache folder, without Triton."""
     folder = os.environ.get("TRITON_CACHE_DIR")
-    return Path(os.environ.get("TRITON_HOME", Path.home()), ".triton", "cache") if folder is None else Path(folder)
+    home = os.environ.get("TRITON_HOME", os.path.expanduser("~/"))  # noqa: PTH111 - Path raises where there is none
+    return Path(home, ".triton", "cache") if folder is None else Path(folder)
 
 
 def complete_name(args: EngineArgs, capability: int) -> str:
