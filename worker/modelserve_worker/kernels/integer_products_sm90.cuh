@@ -17,13 +17,6 @@ __device__ __forceinline__ void transpose_bytes(u32 (&to)[4], uint4 words) {
   to[2] = __byte_perm(c, d, 0x5410), to[3] = __byte_perm(c, d, 0x7632);
 }
 
-// The same byte of four numbers.
-template <int BYTE>
-__device__ __forceinline__ u32 bytes_of(const u32* numbers) {
-  constexpr u32 BOTH = 0x40 + BYTE * 0x11;
-  return __byte_perm(__byte_perm(numbers[0], numbers[1], BOTH), __byte_perm(numbers[2], numbers[3], BOTH), 0x5410);
-}
-
 // Eight of 32 inputs that four neighbours have: 256 * high + low, times `unit`; `sum` of all 32 integers.
 struct Integers {
   uint2 high, low;
@@ -46,19 +39,23 @@ __device__ __forceinline__ Integers integers_of(uint4 loaded) {
   const float least = fmaxf(__uint_as_float(most << 16) * (1.0f / MOST), LEAST_UNIT);
   const u32 power = (__float_as_uint(least) + 0x7FFFFF) & 0x7F800000;  // the next power of two
   const float unit = __uint_as_float(power), inverse = __uint_as_float(0x7F000000 - power);
-  u32 bits[8], sum = 0;  // of floats that end in the integers
+  u32 bytes[2][8];
+  int sum = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const float value = __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u : pairs[i / 2] << 16);
-    bits[i] = __float_as_uint(value * inverse + ROUNDING);
-    sum += bits[i] - __float_as_uint(ROUNDING);
+    const int integer = (int)__float_as_uint(value * inverse + ROUNDING) - (int)0x4B400000;
+    sum += integer;
+    bytes[0][i] = (u32)(integer + 128) >> 8 & 0xFF, bytes[1][i] = (u32)integer & 0xFF;
   }
   sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
   sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-  uint2 high, low;
-  low.x = bytes_of<0>(bits), low.y = bytes_of<0>(bits + 4);
+  u32 words[2][2];
 #pragma unroll
-  for (u32& each : bits) each += 128;  // to the nearest high byte
-  high.x = bytes_of<1>(bits), high.y = bytes_of<1>(bits + 4);
-  return {high, low, (int)sum, most < 0x7F80 ? unit : __uint_as_float(0x7FC00000)};
+  for (int i = 0; i < 4; i++) {
+    const u32* four = bytes[i / 2] + i % 2 * 4;
+    words[i / 2][i % 2] = four[0] | four[1] << 8 | four[2] << 16 | four[3] << 24;
+  }
+  return {make_uint2(words[0][0], words[0][1]), make_uint2(words[1][0], words[1][1]), sum,
+          most < 0x7F80 ? unit : __uint_as_float(0x7FC00000)};
 }

@@ -57,8 +57,7 @@ struct Rows {
 // What the threads that multiply make of inputs from `first` on, for all groups.
 __device__ __forceinline__ void make_integers(unsigned char* memory, const Rows& of, int first) {
   constexpr int PIECES = TILES * PLANES * 4;  // of eight inputs, in a row
-  constexpr int EACH = (ROWS * PIECES + CONSUMERS - 1) / CONSUMERS;  // of a thread
-  constexpr int TOGETHER = EACH < 8 ? EACH : 8;                      // whose loads are under way
+  constexpr int TOGETHER = 4;                 // loads of a thread that are under way
   for (int from = 0; from < of.rows * PIECES; from += TOGETHER * CONSUMERS) {
     uint4 loaded[TOGETHER];
 #pragma unroll
