@@ -104,7 +104,7 @@ def engine_rates(capability: Capability, *, exact: bool = False) -> EngineRates:
     return replace(
         known, measured=False, linear=EXACT_LINEAR, fp8_linear=EXACT_LINEAR, weight_read=EXACT_READ,
         int4_read=min(known.int4_read, EXACT_READ), fp8_read=EXACT_READ, peer_sum_seconds=known.all_reduce_seconds,
-        exposed=EXACT_EXPOSED, expert_layer_seconds=EXACT_EXPERT_LAYER_SECONDS,
+        exposed=EXACT_EXPOSED, expert_layer_seconds=EXACT_EXPERT_LAYER_SECONDS, drafted_layer_seconds=0.0,
         drafted_row_seconds=EXACT_DRAFTED_ROW_SECONDS,
         launch_seconds=_TRITON.launch_seconds, library_seconds=0.0, wide_seconds=0.0, **reads,
     )  # fmt: skip
