@@ -17,6 +17,7 @@
 
 #include "pipeline.cuh"
 #include "integer_products_sm90.cuh"
+#include "product_output_sm90.cuh"
 
 constexpr int PLANES = 8;                  // of 32 inputs, in a block
 constexpr int GROUP = OUTPUTS;             // threads
@@ -40,14 +41,6 @@ static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
 static_assert(ROWS == 1 || ROWS == 2, "columns of products are of four rows at most");
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE, X_READ, X_WRITTEN };
-
-#if SPLIT
-typedef float Output;
-__device__ __forceinline__ Output stored(float value) { return value; }
-#else
-typedef unsigned short Output;
-__device__ __forceinline__ Output stored(float value) { return (Output)bf16_pair(value, 0.0f); }
-#endif
 
 struct Rows {
   const unsigned short* x;  // bfloat16 [rows, inputs], `stride` apart

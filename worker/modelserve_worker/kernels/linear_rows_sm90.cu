@@ -21,6 +21,7 @@
 
 #include "pipeline.cuh"
 #include "chosen_experts_sm90.cuh"
+#include "product_output_sm90.cuh"
 
 constexpr int GROUP = OUTPUTS;                // threads
 // And blocks of inputs in a stage.
@@ -155,14 +156,6 @@ __device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned c
 
 #include "int4_rows_sm90.cuh"
 
-#endif
-
-#if SPLIT
-typedef float Output;
-__device__ __forceinline__ Output stored(float value) { return value; }
-#else
-typedef unsigned short Output;
-__device__ __forceinline__ Output stored(float value) { return (Output)bf16_pair(value, 0.0f); }
 #endif
 
 struct Shape {
