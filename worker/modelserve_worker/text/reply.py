@@ -118,8 +118,7 @@ class ReplyParser:
         self._format = reply_format
         self._markers = reply_format.markers
         self._detokenizer = IncrementalDetokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
-        markers = reply_format.markers
-        self._changes_state = frozenset(() if markers is None else markers.around_parts())
+        self._changes_state = frozenset(() if self._markers is None else self._markers.around_parts())
         self._stop = StopStringFilter(stop, include_stop=include_stop)
         self._searches = bool(stop)
         self._min_tokens = min_tokens
