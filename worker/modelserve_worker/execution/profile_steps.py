@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from modelserve.engine_args import EngineArgs
 from modelserve.sizing.activation import PROMPT_SCORE_ROWS
+from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.speculation import STEP_DRAFTS
 from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, Int32Array, ScheduledBatch
 from modelserve_worker.request import SamplingParams
+
+_CPU_TOKENS = 64  # nothing is measured on the CPU: the steps show that the model runs
 
 # Every filter and penalty on, so that the profile step holds every temporary of sampling.
 _PROFILE_SAMPLING = SamplingParams(
@@ -18,6 +22,18 @@ _PROFILE_SAMPLING = SamplingParams(
 )  # fmt: skip
 # And one that kernels draw, where there are any: no request is to wait for their compilation.
 _KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
+
+
+def heaviest_steps(
+    args: EngineArgs, *, longest: int, on_gpu: bool, draft_tokens: int = 0, asked: int = 0
+) -> tuple[ScheduledBatch, ...]:
+    """Steps that a runner made for `args` takes, over a model of `longest` positions: the largest that there are on a
+    GPU, and small ones on the CPU. None has more tokens than a step may have. `draft_tokens` may follow a decode."""
+    tokens, few = min(args.max_num_batched_tokens, longest), min(1 + draft_tokens, longest)
+    if not on_gpu:
+        return profile_batches(start=0, tokens=min(tokens, _CPU_TOKENS), rows=1, few=few, asked=asked)
+    start = min(KEYS_PER_PASS, longest - max(tokens, few))
+    return profile_batches(start=start, tokens=tokens, rows=args.max_num_seqs, few=few, asked=asked)
 
 
 def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: int = 0) -> tuple[ScheduledBatch, ...]:

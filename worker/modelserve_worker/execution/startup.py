@@ -18,7 +18,6 @@ from modelserve.engine_args import EngineArgs
 from modelserve.sizing.activation import sampling_bytes
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import graphs_bytes
-from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_sums import peer_bytes, peer_rows_layout
 from modelserve_worker.execution.accelerator_check import check_accelerator
@@ -47,7 +46,7 @@ from modelserve_worker.execution.memory import (
 from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.process_group import join_tensor_parallel
-from modelserve_worker.execution.profile_steps import profile_batches
+from modelserve_worker.execution.profile_steps import heaviest_steps
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.operations import Operations
@@ -56,8 +55,6 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.nvml import used_bytes
-
-_CPU_PROFILE_TOKENS = 64  # nothing is measured on the CPU: the step shows that the model runs
 
 logger = logging.getLogger(__name__)
 
@@ -267,11 +264,8 @@ def _profile(
         max_model_len=longest,
         drafter=drafter,
     )
-    tokens = min(args.max_num_batched_tokens if on_gpu else _CPU_PROFILE_TOKENS, longest)
-    start = min(KEYS_PER_PASS, longest - tokens) if on_gpu else 0
-    rows = args.max_num_seqs if on_gpu else 1
-    few = runner.draft_tokens + 1
-    runner.profile(profile_batches(start=start, tokens=tokens, rows=rows, few=few, asked=runner.asked_drafts))
+    drafts, asked = runner.draft_tokens, runner.asked_drafts
+    runner.profile(heaviest_steps(args, longest=longest, on_gpu=on_gpu, draft_tokens=drafts, asked=asked))
     if probe is not None:
         settings = inspection.read_rank_settings(
             args, model.architecture, geometry, weight_format=model.weight_format, on_cpu=False
