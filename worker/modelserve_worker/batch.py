@@ -294,7 +294,8 @@ class ModelRunner(Protocol):
         ...
 
     def host_progress(self) -> HostProgress:
-        """How far the copies to and from host memory have come; asked where the scheduler sends any."""
+        """How far the copies to and from host memory have come; asked where the scheduler sends any. Raises EngineDead
+        as `check` does."""
         ...
 
     def check(self) -> None:

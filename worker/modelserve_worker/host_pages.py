@@ -16,6 +16,9 @@ from modelserve.sizing.pages import CacheGeometry
 _PIECE_BYTES = 64 << 20  # what a GPU's driver pins at once, while which it answers nobody else
 _LEAST_PIECES = 16
 
+LANE_ENDED = -1
+"""In place of a step: an error has ended the copies of that direction, and no more are told of."""
+
 
 @dataclass(frozen=True)
 class HostLayout:
@@ -42,5 +45,5 @@ class HostProgress(NamedTuple):
     """What a device says of its host memory; of several ranks, the least of each."""
 
     pieces: int = 0  # how many are pinned
-    stored: int = 0  # every copy to host memory that steps up to this one brought has ended
-    loaded: int = 0  # and every copy from there
+    stored: int = 0  # every copy to host memory that steps up to this one brought has ended, or LANE_ENDED
+    loaded: int = 0  # and every copy from there, or LANE_ENDED

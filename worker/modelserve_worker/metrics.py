@@ -222,6 +222,13 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value)
             yield gauge
+        off = GaugeMetricFamily(
+            "modelserve_host_cache_off", "1: an error has ended the copies in this direction.",
+            labels=["model_name", "direction"],
+        )  # fmt: skip
+        for direction, value in (("stores", stats.host_stores_off), ("loads", stats.host_loads_off)):
+            off.add_metric([self._model_name, direction], value)
+        yield off
         yield self._pages("modelserve_pages_used", "Pages in use.", stats.global_pages_used, stats.sliding_pages_used)
         yield self._pages(
             "modelserve_pages_total",

@@ -13,8 +13,10 @@ import torch
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import HostCopy
+from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution import host_lanes
-from modelserve_worker.execution.host_lanes import HostMemoryError, StreamLane
+from modelserve_worker.execution.host_lanes import HostMemoryError, Lane, StreamLane
+from modelserve_worker.host_pages import LANE_ENDED
 
 DEVICE = torch.device("cpu")
 PATIENCE_S = 60.0
@@ -27,6 +29,13 @@ class Streams:
         self.recorded: list[Event] = []
         self.awaited: list[Event] = []  # by the compute stream
         self.grew = threading.Condition()
+        self.synchronised = 0
+        self.error: Exception | None = None
+
+    def synchronize(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.synchronised += threading.current_thread() is not threading.main_thread()
 
     def event(self, **_: Any) -> Event:
         return Event(self)
@@ -66,16 +75,17 @@ class Copies:
     started: list[int] = field(default_factory=list)  # how many copies, call by call
     told: list[int] = field(default_factory=list)
     heard: threading.Event = field(default_factory=threading.Event)
-    fails: bool = False
+    error: Exception | None = None
+    ended_for_good: threading.Event = field(default_factory=threading.Event)
 
     def copy(self, copies: Sequence[HostCopy]) -> None:
-        if self.fails:
-            raise RuntimeError("the device refuses the copy")
+        if self.error is not None:
+            raise self.error
         self.started.append(len(copies))
 
     def ended(self, step: int) -> None:
         self.told.append(step)
-        self.heard.set()
+        (self.ended_for_good if step == LANE_ENDED else self.heard).set()
 
     def lane(self, name: str) -> StreamLane:
         return StreamLane(name, DEVICE, self.copy, self.ended)
@@ -140,10 +150,62 @@ def test_copies_that_do_not_start_are_waited_for_no_longer_than_the_limit(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_lanes, "_ISSUE_TIMEOUT_S", 0.05)
-    copies = Copies(streams, fails=True)
+    copies, release = Copies(streams), threading.Event()
+    monkeypatch.setattr(copies, "copy", lambda _: release.wait(PATIENCE_S))
     lane = copies.lane("loads")
     lane.submit(5, pages(2))
     with pytest.raises(HostMemoryError, match="loads of step 5"):
         lane.await_ended(5)
-    lane.submit(6, pages(2))  # into a lane that has ended: nobody hears of it, and nothing is raised
-    assert copies.told == []
+    release.set()
+
+
+def test_a_lane_that_fails_has_ended_what_it_issued_drops_the_rest_and_keeps_no_step(streams: Streams) -> None:
+    """The first copies are on their way when the second ones cannot be started, and others are queued behind them."""
+    copies = Copies(streams)
+    lane = copies.lane("loads")
+    lane.submit(3, pages(600))
+    first = streams.nth(0)
+    copies.error = RuntimeError("the device refuses the copy")
+    lane.submit(4, pages(2))
+    lane.submit(5, pages(2))
+    first.ended()
+    assert copies.ended_for_good.wait(PATIENCE_S)
+    assert copies.told == [3, LANE_ENDED]
+    assert streams.synchronised == 1, "by the thread that issued them"
+    lane.submit(6, pages(2))
+    lane.await_ended(6)
+    assert streams.awaited == [], "what is dropped is not waited for"
+    assert copies.started == [600]
+    assert lane.fault is None, "of this lane alone"
+
+
+@pytest.mark.parametrize(
+    ("refuses", "never_ends"),
+    [
+        pytest.param("CUDA: CUDA_ERROR_ILLEGAL_ADDRESS (700)", None, id="a fault that lasts"),
+        pytest.param("no more", "CUDA error: unspecified launch failure", id="it shows when the stream is awaited"),
+        pytest.param("no more", "who knows", id="nobody knows whether the copies have ended"),
+    ],
+)
+def test_a_lane_behind_which_nothing_is_sound_ends_the_engine(
+    streams: Streams, refuses: str, never_ends: str | None
+) -> None:
+    copies = Copies(streams, error=RuntimeError(refuses))
+    streams.error = RuntimeError(never_ends) if never_ends else None
+    lane = copies.lane("loads")
+    lane.submit(5, pages(2))
+    assert copies.ended_for_good.wait(PATIENCE_S)
+    assert isinstance(lane.fault, EngineDead)
+    with pytest.raises(EngineDead):
+        lane.await_ended(5)
+
+
+def test_a_lane_of_the_cpu_raises_nothing_into_a_step_either() -> None:
+    copies = Copies(Streams())
+    lane = Lane("stores", DEVICE, copies.copy, copies.ended)
+    lane.submit(1, pages(2))
+    copies.error = RuntimeError("the device refuses the copy")
+    lane.submit(2, pages(2))
+    copies.error = None
+    lane.submit(3, pages(2))
+    assert (copies.started, copies.told, lane.fault) == ([2], [1, LANE_ENDED], None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import HostCopy, ScheduledBatch
-from modelserve_worker.host_pages import HostProgress
+from modelserve_worker.host_pages import LANE_ENDED, HostProgress
 
 
 @dataclass
@@ -22,7 +22,8 @@ class _Step:
 
 class StampedHost:
     """Copies between `memory`, whose pages `page` finds, and places. Each happens at once or up to its end, which is
-    told some time after that: with `never` set, of stores or of loads, not any more.
+    told some time after that: with `never` set, of stores or of loads, not any more. With `off` set it is told that the
+    copies have ended with an error: that was another rank's, and those of this one happen some time, or never.
     """
 
     def __init__(
@@ -42,11 +43,16 @@ class StampedHost:
         self._loads: deque[_Step] = deque()
         self.told = HostProgress()
         self.never: set[str] = set()
+        self.off: set[str] = set()
+        self.copies_after_off = 0  # that a step brought all the same
         self.awaited = 0  # loads that a step waited for
 
     def launch(self, batch: ScheduledBatch) -> None:
-        lanes = ((self._stores, batch.stores, self._store), (self._loads, batch.loads, self._load))
-        for lane, copies, run in lanes:
+        lanes = (
+            ("stored", self._stores, batch.stores, self._store), ("loaded", self._loads, batch.loads, self._load)
+        )  # fmt: skip
+        for name, lane, copies, run in lanes:
+            self.copies_after_off += len(copies) if name in self.off else 0
             late = [copy for copy in copies if lane or self._random.random() < 0.5]
             for copy in copies:
                 if copy not in late:
@@ -67,6 +73,12 @@ class StampedHost:
         """What ended since it was asked last; so many pieces are pinned."""
         told = self.told._replace(pieces=max(self.told.pieces, pieces))
         for name, lane, run in (("stored", self._stores, self._store), ("loaded", self._loads, self._load)):
+            if name in self.off:
+                told = told._replace(**{name: LANE_ENDED})
+                for step in lane:
+                    if step.copies and self._random.random() < 0.1:
+                        run(step.copies.pop())
+                continue
             for _ in range(0 if name in self.never else self._random.choice([0, 0, 1, 3])):
                 if lane:
                     step = lane.popleft()

@@ -113,6 +113,47 @@ def test_copies_that_never_end_cost_the_hit_and_no_answer() -> None:
     assert sessions.now_s - began < STALLED_S, "nobody waits any more"
 
 
+def test_loads_that_an_error_has_ended_cost_hits_at_once_and_no_answer() -> None:
+    """Who waits computes now, not when the copies are overdue, a step that fails meanwhile fails alone, and nothing is
+    kept in host memory that nobody can have."""
+    sessions = HostSessions().served()
+    sessions.host.never = {"loaded"}
+    waiting = sessions.add(PREFIX + text(5, 10))
+    for _ in range(3):
+        sessions.step()
+    assert not waiting.admitted
+    sessions.host.off = {"loaded"}
+    began = sessions.now_s
+    while sessions.scheduler.has_requests:
+        sessions.step()
+    assert (waiting.cached_tokens, waiting.output_token_ids) == (0, [5])
+    assert sessions.now_s - began < 2.0
+    sessions.add(text(6, 300))
+    batch = sessions.scheduler.schedule()
+    assert batch is not None
+    assert [output.error for output in sessions.scheduler.fail(batch.step, "out of order")] == ["out of order"]
+    assert sessions.ask_request(PREFIX + text(7, 10)).output_token_ids == [5]
+    stats = sessions.scheduler.stats()
+    assert (stats.host_loads_off, stats.host_stores_off, stats.failed_steps_total) == (True, True, 1)
+    assert stats.host_used_bytes == 0
+    assert sessions.host.copies_after_off == 0
+
+
+def test_stores_that_an_error_has_ended_leave_what_is_there() -> None:
+    sessions = HostSessions().served()
+    before = sessions.scheduler.stats().host_stored_bytes_total
+    sessions.host.off = {"stored"}
+    assert sessions.ask_request(PREFIX + text(5, 10)).host_cached_tokens == 2_016
+    for seed in (6, 7):
+        began = sessions.now_s
+        assert sessions.ask_request(text(seed, 2_900)).output_token_ids == [5]
+        assert sessions.now_s - began < 1.0, "nobody is held back for copies that are not made"
+    assert sessions.ask_request(PREFIX + text(8, 10)).host_cached_tokens == 2_016
+    stats = sessions.scheduler.stats()
+    assert (stats.host_loads_off, stats.host_stores_off, stats.host_stored_bytes_total) == (False, True, before)
+    assert sessions.host.copies_after_off == 0
+
+
 def test_stores_that_never_end_hold_an_admission_back_for_a_second_at_most() -> None:
     sessions = HostSessions()
     sessions.host.never = {"stored"}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import FailedStep, ModelRunner, PendingStep, ScheduledBatch
+from modelserve_worker.device_faults import device_lost
 from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, Request, RequestOutput
@@ -81,8 +82,8 @@ class Engine:
         running ahead would hold every token back by one step.
         A step with constrained rows is launched as early, up to its logits; the masks of those rows are computed behind
         the earlier step's result, while the device works, and sampling is launched with them.
-        Raises EngineDead when a step failed with it, or MAX_FAILURES_IN_A_ROW steps one after the other; fewer fail
-        their requests only.
+        Raises EngineDead when a step failed with it, or with an error that its GPU does not recover from, or
+        MAX_FAILURES_IN_A_ROW steps one after the other; fewer fail their requests only.
         """
         outputs = self._add_compiled() if self._compiling else []
         oldest, self._pending = self._pending, None
@@ -152,6 +153,8 @@ class Engine:
         logger.error("step %d of %d requests failed", batch.step, batch.num_requests, exc_info=error)
         if isinstance(error, EngineDead):
             raise error
+        if (dead := device_lost(error)) is not None:
+            raise dead from error
         text = f"the step failed: {type(error).__name__}: {error}"
         if self._failures >= MAX_FAILURES_IN_A_ROW:
             raise EngineDead(f"{self._failures} steps failed in a row; the last: {text}") from error

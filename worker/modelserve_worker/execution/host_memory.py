@@ -1,7 +1,7 @@
 """Host memory of one rank for cached pages: pinned piece by piece in the background, copied to and from beside compute.
 
-Nothing here raises into a step: a piece that cannot be had is not there, and a copy that fails is never told to have
-ended, which costs hits (scheduling/host_tier.py).
+Nothing here raises into a step: a piece that cannot be had is not there, and a copy that fails ends the copies of its
+direction, which costs hits (scheduling/host_tier.py). An error that the GPU does not recover from is told by `check`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import HostCopy, ScheduledBatch
+from modelserve_worker.device_faults import device_lost
+from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.execution.host_lanes import Lane, StreamLane
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.memory_copies import Stretches, copy_at_once, copy_on_stream
@@ -41,12 +43,19 @@ class HostMemory:
         lane, self._start = (StreamLane, copy_on_stream) if device.type == "cuda" else (Lane, copy_at_once)
         self._stores = lane("stores", device, lambda copies: self._copy(copies, to_host=True), self._stored)
         self._loads = lane("loads", device, lambda copies: self._copy(copies, to_host=False), self._loaded)
+        self._fault: EngineDead | None = None
         self._stamps: dict[tuple[LayerKind, int], list[Tensor]] = {}  # debug: of what lies in each place
 
     @property
     def progress(self) -> HostProgress:
         """Any thread may ask."""
         return self._told
+
+    def check(self) -> None:
+        """Raises EngineDead where an error that the GPU does not recover from has met what runs beside steps."""
+        for fault in (self._fault, self._stores.fault, self._loads.fault):
+            if fault is not None:
+                raise fault
 
     def start(self, listener: Callable[[HostProgress], None] | None = None) -> None:
         """Begin to pin memory. `listener` hears of all progress, from any thread."""
@@ -69,6 +78,7 @@ class HostMemory:
                 self._pieces.append(_piece(self.layout.piece_bytes, device))
                 self._tell(pieces=len(self._pieces))
         except Exception as error:
+            self._fault = device_lost(error)
             logger.warning(
                 "host memory for cached prefixes ends at %d of %d pieces of %d bytes: %s",
                 len(self._pieces), self.layout.num_pieces, self.layout.piece_bytes, error,

@@ -181,11 +181,14 @@ class GPUModelRunner:
         self._sampler.reset()
 
     def host_progress(self) -> HostProgress:
-        """Nothing has come where there is no host memory."""
+        """Nothing has come where there is no host memory. Raises EngineDead as `check` does."""
+        self.check()
         return HostProgress() if self.host is None else self.host.progress
 
     def check(self) -> None:
-        """Nothing to say: a fault of the device shows in the step that meets it."""
+        """Raise EngineDead where copies beside the steps met a fault of the device: others show in their steps."""
+        if self.host is not None:
+            self.host.check()
 
     def shutdown(self) -> None:
         """Let go of captured steps: NCCL's communicators wait for graphs that hold collectives."""

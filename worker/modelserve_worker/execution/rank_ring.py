@@ -108,7 +108,8 @@ class RankRing:
         return word if place[0] == step else None
 
     def report(self, reader: int, words: Sequence[int]) -> None:
-        """Reader `reader` has come so far, in up to seven ways that only ever grow. Its own threads may say so."""
+        """Reader `reader` has come so far, in up to seven ways that grow until one ends, which is less than all
+        (LANE_ENDED). Its own threads may say so."""
         for index, word in enumerate(words, 1):
             self._read[reader, index] = word
 

@@ -99,12 +99,12 @@ def launch(
 def worker_loop(runner: ModelRunner, ring: RankRing, reader: int) -> None:
     """Run the steps of rank 0 in order until it says that it was the last, and note each one's tokens.
 
-    Raises what a step failed with, unless it failed before any collective, as it then did on every rank, and
-    RingAborted when rank 0 has given the group up.
+    Raises what a step failed with, unless it failed before any collective, as it then did on every rank, EngineDead
+    where the device is gone beside the steps, and RingAborted when rank 0 has given the group up.
     """
     launched: deque[tuple[int, PendingStep]] = deque()
     ahead = 2 if runner.launches_ahead else 0  # steps that may still be on their way when the next one has come
-    while message := ring.receive(reader):
+    while message := ring.receive(reader, check=runner.check):
         batch = decode_batch(message)
         step = runner.execute(batch)
         if len(batch.constrained):

@@ -3,6 +3,9 @@
 A copy goes out with a step and ends some time after it; what the device reports is the last step whose copies have all
 ended. Until then the place in host memory is kept. What happens to the page meanwhile is told by its number: it changes
 with a move, and is gone with the page.
+
+Where an error has ended the copies of one rank, those of the others may still be on their way: no place is given out
+again in that direction, and pages that are being loaded over are waited for as ever.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class CopyLane:
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
+        self.off = False  # an error has ended it: nothing is queued any more
         self._queued: list[Copy] = []
         self._sent: deque[tuple[float, list[Copy]]] = deque()
 
@@ -68,6 +72,7 @@ class CopyLane:
 
     def queue(self, copies: list[Copy]) -> None:
         """Send them with the next step; their places are kept until they have ended."""
+        assert not self.off, "nothing is copied any more"
         for copy in copies:
             self._pool.keep(copy.host)
         self._queued += copies
@@ -98,6 +103,14 @@ class CopyLane:
         for copy in ended:
             self._pool.let_go(copy.host)
         return ended
+
+    def end(self) -> int:
+        """An error has ended it. The last step of which copies may still be on their way, 0 for none."""
+        self.off = True
+        self.withdraw(self._queued)
+        last = self._sent[-1][1][0].step if self._sent else 0
+        self.ended(last)
+        return last
 
     def kept(self) -> Iterator[HostPage]:
         """Places that it keeps, each as often as it does."""

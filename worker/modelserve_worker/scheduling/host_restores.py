@@ -42,6 +42,7 @@ class HostRestores:
         self._geometry = geometry
         self._restores: dict[Tail[HostPage], _Restore] = {}
         self._after = 0
+        self._unheard = 0  # the last step of which copies may be on their way for ever, on some rank
         self.ready: list[str] = []  # requests that wait no longer
         self.restored_bytes = 0
         cache.arrivals = self
@@ -83,6 +84,11 @@ class HostRestores:
             self.ready += sorted(restore.requests)
             restore.requests.clear()
 
+    def end(self) -> None:
+        """An error has ended such copies: whoever waits for them computes, and nothing comes any more."""
+        self.give_up()
+        self._unheard = self.lane.end()
+
     def give_up(self, page: Page | None = None) -> None:
         """See Arrivals."""
         for restore in [each for each in self._restores.values() if page is None or page in each.pages]:
@@ -93,7 +99,7 @@ class HostRestores:
     def clear(self) -> None:
         """What pages hold is not believed, and a step that was to wait for copies may not have come to it."""
         self.give_up()
-        self._after = max([self._after, *(copy.step for copy in self.lane.sent)])
+        self._after = max([self._after, self._unheard, *(copy.step for copy in self.lane.sent)])
 
     def after(self, *, moved: bool) -> int:
         """The step that is being made waits for copies of steps up to this one, 0 for none, before it `moved` pages."""

@@ -109,6 +109,11 @@ class HostStores:
                 elif all(page.copied for page in pages):
                     self._finish(store)
 
+    def end(self) -> None:
+        """An error has ended such copies: what has come stays, and nothing comes any more."""
+        self.clear()
+        self.lane.end()
+
     def clear(self) -> None:
         """What pages hold is not believed."""
         for store in list(self._stores.values()):

@@ -6,11 +6,13 @@ again. Where too much is asked for at once, its admission waits for stores on th
 
 A request whose prefix reaches further in host memory than in the pool waits for it beside the queue, and is first in it
 when the rows have come; from there on it is a hit like any other. Copies that are overdue are not waited for, and
-nothing more is copied until they have ended.
+nothing more is copied until they have ended. A direction that an error has ended on a rank is off on all of them:
+whoever waits computes. Without stores what is there is still brought back; without loads nothing is worth keeping.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from modelserve.architecture import LayerKind
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import HostCopy
-from modelserve_worker.host_pages import HostLayout, HostProgress
+from modelserve_worker.host_pages import LANE_ENDED, HostLayout, HostProgress
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.host_pool import HostPage, HostPool
 from modelserve_worker.scheduling.host_restores import HostRestores
@@ -37,6 +39,8 @@ _STORED_SHARE = 4  # a share of the pool is free or stored
 _AHEAD_SHARE = 8  # and where more is to be stored, a share of that beyond it, so that not every admission looks
 _MOST_AT_ONCE = 8  # tails that one step begins to store, or finds no place for: it does not wait for more
 _HOST_SHARE = 2  # and no more than a share of host memory, or what is stored would push itself out
+
+logger = logging.getLogger(__name__)
 
 
 class HostCopies(NamedTuple):
@@ -105,6 +109,8 @@ class HostTier:
     def progress(self, progress: HostProgress) -> None:
         """The device has come so far."""
         self.pool.grow(progress.pieces)
+        if LANE_ENDED in (progress.stored, progress.loaded):
+            self._end(loads=progress.loaded == LANE_ENDED)
         self.stores.ended(progress.stored)
         self.restores.ended(progress.loaded)
         if self.restores.lane.stalled(self._clock()):
@@ -117,7 +123,8 @@ class HostTier:
         target = min(target, self.pool.capacity_bytes // _HOST_SHARE)
         known = (self._cache.version, self.index.version, target)
         settled = known == self._prepared[:3] and arena.free_bytes >= self._prepared[3] - target // 16
-        if arena.free_bytes >= target or settled or self.stores.lane.stalled(self._clock()):
+        off = self.stores.lane.off or self.stores.lane.stalled(self._clock())
+        if arena.free_bytes >= target or settled or off:
             return
         spare = arena.available_bytes - arena.claimed_bytes + self.stores.coming_bytes
         if spare >= target:
@@ -150,7 +157,8 @@ class HostTier:
     def fetch(self, request_id: str, chain: TokenChain, most: int, *, least: int) -> int:
         """Where a request would resume, at most at position `most`, once its rows have come from host memory, for which
         it waits from now on. 0 where that is not at `least` or later: it waits for nothing."""
-        if self._asked[request_id] >= _MOST_RESTORES or self.restores.lane.stalled(self._clock()):
+        lane = self.restores.lane
+        if self._asked[request_id] >= _MOST_RESTORES or lane.off or lane.stalled(self._clock()):
             return 0
         hit = self.index.find(chain, most)
         if hit is None or hit.position < least or not self.restores.start(request_id, hit.tail):
@@ -186,8 +194,21 @@ class HostTier:
         """What pages hold, and what was copied from them, is not believed."""
         self.restores.clear()
         self.stores.clear()
+        self._forget_all()
+
+    def _forget_all(self) -> None:
         for tail in list(self.index.tails):
             self.index.evict(tail)
+
+    def _end(self, *, loads: bool) -> None:
+        """An error has ended the stores of a rank, or its loads, without which nobody has use for stores."""
+        if not self.stores.lane.off:
+            self.stores.end()
+            logger.error("cached prefixes are no longer copied to host memory: a rank's copies ended with an error")
+        if loads and not self.restores.lane.off:
+            self.restores.end()
+            self._forget_all()
+            logger.error("cached prefixes no longer come back from host memory: a rank's copies ended with an error")
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every copy in host memory is kept by those who should, and bytes add up."""

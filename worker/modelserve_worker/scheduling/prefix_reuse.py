@@ -235,6 +235,8 @@ class PrefixReuse(NoReuse):
                 "host_evictions_total": self.host.index.evictions,
                 "host_stored_bytes_total": self.host.stores.stored_bytes,
                 "host_restored_bytes_total": self.host.restores.restored_bytes,
+                "host_stores_off": self.host.stores.lane.off,
+                "host_loads_off": self.host.restores.lane.off,
             }
         return counts
 

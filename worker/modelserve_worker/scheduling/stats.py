@@ -96,6 +96,8 @@ class EngineStats(NamedTuple):
     host_evictions_total: int = 0  # tails that host memory gave up
     host_stored_bytes_total: int = 0  # copied to host memory
     host_restored_bytes_total: int = 0  # and from there
+    host_stores_off: bool = False  # an error has ended the copies to host memory
+    host_loads_off: bool = False  # and those from there
 
     @property
     def kv_cache_usage(self) -> float:
