@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from modelserve_operator.allowed import rule_of
 from modelserve_operator.apply import WRITE_ERRORS, Applier
 from modelserve_operator.capacity_buffers import RefusedBuffer, RunningRevisions, proven, withheld
 from modelserve_operator.decision import Decision
 from modelserve_operator.kinds import POD_TEMPLATE, ResourceKind
 from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
 from modelserve_operator.observed import Observed
+from modelserve_operator.settings import Settings
 
 
 class CapacityBuffers:
     """Writes them. Neither their absence nor a refusal keeps anything else from being done."""
 
-    def __init__(self, applier: Applier) -> None:
+    def __init__(self, applier: Applier, settings: Settings) -> None:
         self._applier = applier
+        self._settings = settings
 
     async def apply(self, observed: Observed, decision: Decision, running: RunningRevisions) -> RefusedBuffer | None:
         """Have the buffer, or have none. Raises nothing."""
@@ -27,7 +30,8 @@ class CapacityBuffers:
                 await self._remove(kind, observed)
             elif target is not None and proven(decision, running):
                 await self._applier.apply(POD_TEMPLATE, buffer_template(observed.model_serve, target))
-                await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer))
+                most = rule_of(observed.namespace, self._settings.allowed).buffer_replicas
+                await self._applier.apply(kind, capacity_buffer(observed.model_serve, spec.capacity_buffer, most=most))
         except WRITE_ERRORS as error:
             return RefusedBuffer(str(error))
         return None

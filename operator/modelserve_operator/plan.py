@@ -14,6 +14,7 @@ from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
+from modelserve_operator.allowed import not_allowed
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.decision import NOT_PLANNED, Decision, Finding, Warn
@@ -56,7 +57,7 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
         return _refused(Finding(False, Reason.INVALID_SPEC, str(error)))
     spec = parsed.spec
     source = model_source(spec)
-    accepted = _acceptable(spec, observed)
+    accepted = _acceptable(spec, observed, settings)
     if not accepted.ok:
         return _refused(accepted)
     warnings = (*_unknown_fields(unknown), *(Warn(Reason.MODEL_UNPINNED, each) for each in unpinned(source)))
@@ -123,7 +124,10 @@ def _refused(accepted: Finding) -> Decision:
     return Decision(accepted, NOT_PLANNED, stalled=accepted)
 
 
-def _acceptable(spec: ModelServeSpec, observed: Observed) -> Finding:
+def _acceptable(spec: ModelServeSpec, observed: Observed, settings: Settings) -> Finding:
+    excess = not_allowed(spec, observed.namespace, settings.allowed)
+    if excess is not None:
+        return Finding(False, Reason.NOT_ALLOWED, f"{excess}.")
     pods = spec.replicas + spec.rollout.max_surge
     for claim, modes in observed.claim_modes.items():
         shareable = modes is None or {"ReadOnlyMany", "ReadWriteMany"} & set(modes)

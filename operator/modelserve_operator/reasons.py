@@ -24,6 +24,7 @@ class Reason(StrEnum):
     # Accepted
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"  # the spec contradicts itself; the message names the field and the limit
+    NOT_ALLOWED = "NotAllowed"  # the installation does not allow its namespace what a field asks for
     VOLUME_NOT_SHAREABLE = "VolumeNotShareable"  # a ReadWriteOnce claim with more than one pod at a time
     NAME_CONFLICT = "NameConflict"  # an object of a name that the operator needs belongs to somebody else
 

@@ -63,7 +63,7 @@ class Reconciler:
         self._gatherer = gatherer
         self._applier = applier
         self._children = Children(applier, settings)
-        self._buffers = CapacityBuffers(applier)
+        self._buffers = CapacityBuffers(applier, settings)
         self._routes = GatewayRoutes(applier)
         self._shared = shared
         self._settings = settings

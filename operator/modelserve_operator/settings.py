@@ -14,6 +14,7 @@ from modelserve import __version__
 from modelserve.api.schema_types import LabelKey, LabelValue
 from modelserve.api.spec import WorkerPolicy
 from modelserve.errors import InvalidInput
+from modelserve_operator.allowed import ANY, AllowRule
 
 PREFIX = "MODELSERVE_"
 DEFAULT_NAMESPACE = "modelserve-system"
@@ -81,6 +82,12 @@ class Settings(BaseModel):
         default=(),
         description="Comma-separated namespaces, or *: what their workers measured counts in every namespace.",
     )
+    allowed: tuple[AllowRule, ...] = Field(
+        default=(AllowRule(namespaces=ANY),),
+        min_length=1,
+        max_length=256,
+        description="JSON list: what ModelServes of which namespaces may ask for; the first that names one counts.",
+    )
     worker_access: WorkerAccess = WorkerAccess.POD_IP
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it
@@ -113,7 +120,7 @@ class WebhookSettings(Settings):
 
 
 _LISTS = frozenset({"watch_namespaces", "image_pull_secrets", "learn_for_all", "webhook_hosts"})
-_OBJECTS = frozenset({"child_labels", "child_annotations"})
+_OBJECTS = frozenset({"child_labels", "child_annotations", "allowed"})
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 

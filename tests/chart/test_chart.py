@@ -22,6 +22,7 @@ from modelserve import __version__
 from modelserve.catalogue import CatalogueEntry, user_catalogue
 from modelserve.crd import FILE_NAME, crd_yaml
 from modelserve_operator import kinds
+from modelserve_operator.allowed import AllowRule
 from modelserve_operator.settings import Settings, from_environment
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,7 @@ NAMESPACED: dict[str, Any] = {
     "imagePullSecrets": ["registry"],
     "image": {"repository": "registry.example/operator", "digest": "sha256:" + "a" * 64},
     "worker": {"imagePullSecrets": ["registry", "second"]},
+    "allowed": [{"namespaces": ["team-a"], "gateways": ["gateways/public"], "bufferReplicas": 2}],
     "children": {"labels": {"team": "search"}, "annotations": {"a/b": "c"}, "serviceType": "LoadBalancer"},
     "accelerators": {
         "NVIDIA-H300": {
@@ -146,6 +148,7 @@ def test_its_values_become_settings_that_the_operator_reads(plain: Objects, name
     assert settings.watch_namespaces == ("team-a", "team-b")
     assert settings.image_pull_secrets == ("registry", "second")
     assert settings.child_labels == {"team": "search"}
+    assert settings.allowed == (AllowRule(namespaces=("team-a",), gateways=("gateways/public",), buffer_replicas=2),)
     assert settings.child_annotations == {"a/b": "c"}
     assert settings.service_type == "LoadBalancer"
     assert (settings.lease_name, settings.lease_holder) == ("modelserve-operator", "pod-name")
@@ -193,6 +196,22 @@ def test_accelerators_are_what_the_catalogue_reads(namespaced: Objects) -> None:
     assert user_catalogue(body["data"])["NVIDIA-H300"].product == "NVIDIA-H300"
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["properties"]["accelerators"]["additionalProperties"] == CatalogueEntry.model_json_schema()
+
+
+def test_the_rules_of_what_is_allowed_are_the_operators() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"]["allowed"]["items"] == AllowRule.model_json_schema(by_alias=True)
+
+
+def test_authors_are_asked_for_their_rights_unless_it_is_switched_off(helm: Helm, namespaced: Objects) -> None:
+    kinds_made = [each["kind"] for each in namespaced if each["kind"].startswith("ValidatingAdmissionPolicy")]
+    assert kinds_made == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+    (policy,) = _of(namespaced, "ValidatingAdmissionPolicy").values()
+    constraints = policy["spec"]["matchConstraints"]
+    (rule,) = constraints["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["modelserves"], ["CREATE", "UPDATE"]), "no subresource"
+    assert constraints["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
+    assert "ValidatingAdmissionPolicy" not in helm.template({"accessPolicy": {"enabled": False}})
 
 
 def test_the_crd_is_no_part_of_the_release(plain: Objects) -> None:
@@ -298,6 +317,8 @@ def test_labels_of_the_release_are_not_those_of_children(namespaced: Objects) ->
             "/networkPolicy/workers/clientsFrom/0",
         ),
         ({"resyncSeconds": 5}, "/resyncSeconds"),
+        ({"allowed": [{"gateways": ["*"]}]}, "/allowed/0"),
+        ({"allowed": [{"namespaces": ["*"], "hostname": ["x"]}]}, "/allowed/0"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is needed"),
     ],
 )

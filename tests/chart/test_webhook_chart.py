@@ -17,6 +17,7 @@ VALUES: dict[str, Any] = {
     "webhook": {"enabled": True, "replicas": 2},
     "watchNamespaces": ["team-a"],
     "userId": 1001,
+    "allowed": [{"namespaces": ["*"], "images": ["registry.example/*"]}],
     "worker": {
         "image": {"repository": "registry.example/worker"},
         "policy": "Rolling",
@@ -91,6 +92,7 @@ def test_it_plans_with_the_operators_settings(objects: Objects) -> None:
         "pod_user_id",
         "worker_policy",
         "namespace",
+        "allowed",
     ):
         assert getattr(webhook, field) == getattr(operator, field), field
     assert webhook.worker_policy == "Rolling"

@@ -1,4 +1,5 @@
-"""What a real API server admits and what the operator accepts are the same, and a refusal names the field.
+"""What a real API server admits and what the operator accepts are the same, and a refusal names the field; what needs
+a right of its author is admitted from those who have it.
 
 MODELSERVE_SPECS=2000 asks for more of them.
 """
@@ -13,9 +14,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from random_specs import RandomSpecs
 
+from localcluster.binaries import require_tool
 from localcluster.control_plane import ControlPlane, control_plane
+from localcluster.helm import Helm
 from localcluster.kubectl import KubectlError, wait_for
 from modelserve.api import VERSION, ModelServe
 from modelserve.crd import CRD_NAME, custom_resource_definition
@@ -100,6 +104,55 @@ async def test_what_the_schema_allows_is_admitted_unless_a_rule_across_fields_re
     assert COUNT // 4 < sum(admitted) < COUNT
 
 
+def _applied(plane: ControlPlane, body: dict[str, Any], *options: str) -> str:
+    """Applied as an administrator, or as `--as=NAME`."""
+    return plane.kubectl.run("apply", "--server-side", *options, "-f", "-", document=json.dumps(body))
+
+
+def _named(name: str, **spec: Any) -> dict[str, Any]:
+    body = _document({"model": {"uri": "hf://google/gemma-4-E4B-it"}, **spec})
+    return {**body, "metadata": {"name": name, "namespace": "default"}}
+
+
+def _admitted(plane: ControlPlane, body: dict[str, Any], *options: str) -> bool:
+    try:
+        _applied(plane, body, *options)
+    except KubectlError:
+        return False
+    return True
+
+
+def test_a_rule_that_came_later_lets_stored_objects_be_edited(plane: ControlPlane) -> None:
+    """What breaks it may stay as it is, for ever; nobody may add it, nor edit around it."""
+    definition = custom_resource_definition()
+    spec = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    rules = [spec["rollout"], spec["pod"]["properties"]["resources"]]
+    kept = [each.pop("x-kubernetes-validations") for each in rules]
+    plane.kubectl.apply(definition)
+    old = _named("old", rollout={"maxSurge": 0}, pod={"resources": {"limits": {"nvidia.com/gpu": "4"}}})
+    wait_for("the definition without its rules", lambda: _admitted(plane, old))
+    for each, rule in zip(rules, kept, strict=True):
+        each["x-kubernetes-validations"] = rule
+    plane.kubectl.apply(definition)
+    never = _named("new", rollout={"maxSurge": 0})
+    wait_for("the definition with them", lambda: not _admitted(plane, never, "--dry-run=server"))
+    gpus = _named("new", pod={"resources": {"requests": {"nvidia.com/gpu": "1"}}})
+    for refused, told in ((never, "set maxSurge to 1 or more"), (gpus, "GPUs come from the plan")):
+        with pytest.raises(KubectlError, match=told):
+            _applied(plane, refused)
+        assert _refusal(refused) is not None
+    patch = plane.kubectl.within("default").run
+    patch("label", "modelserve", "old", "team=search")
+    patch("scale", "modelserve", "old", "--replicas=3")
+    patch("patch", "modelserve", "old", "--type=merge", "-p", '{"spec":{"context":{"maxModelLen":8192}}}')
+    stored = plane.kubectl.get("modelserve", "old", "-n", "default")
+    assert ModelServe.parse_of_any_release(stored)[0].spec.replicas == 3, "and the operator reads it as before"
+    with pytest.raises(KubectlError, match="set maxSurge to 1 or more"):
+        patch("patch", "modelserve", "old", "--type=merge", "-p", '{"spec":{"rollout":{"drainSeconds":5}}}')
+    patch("patch", "modelserve", "old", "--type=merge", "-p", '{"spec":{"rollout":{"maxSurge":1}}}')
+    plane.kubectl.delete("modelserve", "old", "-n", "default")
+
+
 NEXT, OBJECTS = "v1beta1", 20
 
 
@@ -152,3 +205,102 @@ def test_an_object_goes_through_the_next_api_version_and_back(plane: ControlPlan
         assert all(_refusal(body) is None for body in back.values())
     stored = plane.kubectl.get("crd", CRD_NAME)["status"]["storedVersions"]
     assert set(stored) == {VERSION, NEXT}
+
+
+AUTHOR = "gitops"  # may write ModelServes, and nothing that the operator makes of them
+ROLE = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "Role",
+    "metadata": {"name": "authors", "namespace": "default"},
+    "rules": [
+        {
+            "apiGroups": ["serving.modelserve.dev"],
+            "resources": ["modelserves", "modelserves/scale"],
+            "verbs": ["get", "create", "update", "patch"],
+        }
+    ],
+}
+BINDING = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "RoleBinding",
+    "metadata": {"name": "authors", "namespace": "default"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "authors"},
+    "subjects": [{"kind": "User", "name": AUTHOR, "apiGroup": "rbac.authorization.k8s.io"}],
+}
+GATEWAY = {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["gemma.example.com"]}
+GUARDED: dict[str, tuple[Any, Any, str]] = {  # by path: as the administrator set it, as nobody else may, the right
+    "gateway": (GATEWAY, {**GATEWAY, "hostnames": ["bank.example.com"]}, "httproutes.gateway.networking.k8s.io"),
+    "capacityBuffer": ({"replicas": 1}, {"replicas": 9}, "capacitybuffers.autoscaling.x-k8s.io"),
+    "image": ("registry.example/worker:1", "registry.example/mine:1", "pods"),
+    "pod.env": ([{"name": "A", "value": "1"}], [{"name": "LD_PRELOAD", "value": "/x.so"}], "pods"),
+    "pod.serviceAccountName": ("workers", "builder", "pods"),
+    "pod.priorityClassName": ("low", "system-node-critical", "pods"),
+    "pod.runtimeClassName": ("nvidia", "other", "pods"),
+    "pod.imagePullSecrets": ([{"name": "registry"}], [{"name": "other"}], "pods"),
+}
+
+
+def _within(path: str, value: Any) -> dict[str, Any]:
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+@pytest.fixture(scope="module")
+def guarded(plane: ControlPlane) -> ControlPlane:
+    """With the chart's policy, an author's role, and what an administrator made with every guarded field."""
+    rendered = yaml.safe_load_all(Helm(require_tool("helm", print)).template({}))
+    policies = [each for each in rendered if each and each["kind"].startswith("ValidatingAdmissionPolicy")]
+    assert len(policies) == 2
+    spec: dict[str, Any] = {"pod": {}}
+    for path, (value, _, _) in GUARDED.items():
+        (spec["pod"] if path.startswith("pod.") else spec)[path.removeprefix("pod.")] = value
+    plane.kubectl.apply(ROLE, BINDING, *policies, _named("made", **spec))
+    refused = _named("probe", image="registry.example/mine:1")
+    wait_for("the policy", lambda: not _admitted(plane, refused, "--dry-run=server", f"--as={AUTHOR}"))
+    return plane
+
+
+def test_an_author_without_the_rights_changes_all_but_what_needs_them(guarded: ControlPlane) -> None:
+    run, me = guarded.kubectl.within("default").run, f"--as={AUTHOR}"
+    run("label", "modelserve", "made", "team=search", me)
+    run("scale", "modelserve", "made", "--replicas=2", me)
+    run(
+        "patch",
+        "modelserve",
+        "made",
+        me,
+        "--type=merge",
+        "-p",
+        '{"spec":{"replicas":3,"context":{"maxModelLen":8192}}}',
+    )
+    live = guarded.kubectl.get("modelserve", "made", "-n", "default")
+    again = {key: live[key] for key in ("apiVersion", "kind", "spec")}
+    again["metadata"] = {"name": "made", "namespace": "default"}
+    _applied(guarded, again, me, "--field-manager=gitops", "--force-conflicts")  # all of it, as it is in Git
+    for removed in ({"image": None, "gateway": None}, {"pod": None}):
+        run("patch", "modelserve", "made", me, "--dry-run=server", "--type=merge", "-p", json.dumps({"spec": removed}))
+    _applied(guarded, _named("plain", replicas=2, pod={"tolerations": [{"operator": "Exists"}]}), me)
+    checking = guarded.kubectl.get("validatingadmissionpolicies")["items"][0]["status"]
+    assert not checking.get("typeChecking", {}).get("expressionWarnings"), checking
+
+
+@pytest.mark.parametrize("path", GUARDED)
+def test_who_sets_or_changes_a_guarded_field_needs_the_right_itself(guarded: ControlPlane, path: str) -> None:
+    (_, other, right), me = GUARDED[path], f"--as={AUTHOR}"
+    run, patch = guarded.kubectl.within("default").run, json.dumps({"spec": _within(path, other)})
+    told = rf"spec\.{path}: {AUTHOR} may not create {right} in namespace default, .* Ask for that right, or"
+    with pytest.raises(KubectlError, match=told):
+        run("patch", "modelserve", "made", me, "--dry-run=server", "--type=merge", "-p", patch)
+    with pytest.raises(KubectlError, match=told):
+        _applied(guarded, _named("new", **_within(path, other)), me, "--dry-run=server")
+
+
+def test_an_author_who_is_given_the_right_may(guarded: ControlPlane) -> None:
+    rule = {"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["create"]}
+    guarded.kubectl.apply({**ROLE, "rules": [*ROLE["rules"], rule]})
+    routed = _named("routed", gateway=GATEWAY)
+    wait_for("the right", lambda: _admitted(guarded, routed, "--dry-run=server", f"--as={AUTHOR}"))
+    picked = _named("picked", gateway={**GATEWAY, "endpointPicker": {"name": "epp", "port": 9002}})
+    with pytest.raises(KubectlError, match=r"endpointPicker: gitops may not create inferencepools\."):
+        _applied(guarded, picked, f"--as={AUTHOR}")

@@ -87,7 +87,7 @@ def test_limits_alone_are_a_size(served) -> None:
     served.edit("big", capacityBuffer={"limits": {"nvidia.com/gpu": "4"}, "provisioningStrategy": suspended})
     (buffer,) = served.cluster.of(CAPACITY_BUFFER)
     assert buffer["spec"]["limits"] == {"nvidia.com/gpu": "4"}
-    assert "replicas" not in buffer["spec"]
+    assert buffer["spec"]["replicas"] == 100, "whatever fits, but not more than the installation allows one"
     assert buffer["spec"]["provisioningStrategy"] == suspended
 
 

@@ -17,6 +17,7 @@ IN_WORDS = {
     "worker_image",
     "watch_namespaces",
     "learn_for_all",
+    "allowed",
     "image_pull_secrets",
     "lease_name",
     "lease_holder",

@@ -82,6 +82,20 @@ def test_a_name_must_be_able_to_name_a_service(name: str) -> None:
         ModelServe.parse(document)
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"rollout": {"maxSurge": 0}}, "set maxSurge to 1 or more"),
+        ({"pod": {"resources": {"limits": {"nvidia.com/gpu": "4"}}}}, "parallelism.tensor; got nvidia.com/gpu"),
+        ({"pod": {"resources": {"requests": {"nvidia.com/mig-1g.10gb": 1}}}}, "got nvidia.com/mig-1g.10gb"),
+    ],
+)
+def test_a_later_rule_is_for_what_is_yet_to_be_admitted(spec: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        ModelServe.parse(_document(**spec))
+    assert ModelServe.parse_of_any_release(_document(**spec))[1] == (), "one that is stored stays as good as it was"
+
+
 def test_a_file_address_is_for_the_command_line() -> None:
     document = _document(model={"uri": "file:///models/tiny"})
     assert ModelServe.parse(document, file_uri=True).spec.model.uri == "file:///models/tiny"

@@ -112,7 +112,8 @@ def test_lists_that_are_maps_have_required_keys() -> None:
 
 def test_cross_field_rules_are_in_cel() -> None:
     ruled = {path for path, node in _fields() if "x-kubernetes-validations" in node}
-    assert ruled == {"spec", "spec.capacityBuffer", "spec.context", "spec.drafter", "spec.engine", "spec.kvCache"}
+    parts = ("capacityBuffer", "context", "drafter", "engine", "kvCache", "pod.resources", "rollout")
+    assert ruled == {"spec", *(f"spec.{part}" for part in parts)}
 
 
 def test_scale_and_columns() -> None:

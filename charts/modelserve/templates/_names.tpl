@@ -102,6 +102,10 @@ imagePullSecrets:
 - name: MODELSERVE_IMAGE_PULL_SECRETS
   value: {{ join "," . | quote }}
 {{- end }}
+{{- with .Values.allowed }}
+- name: MODELSERVE_ALLOWED
+  value: {{ toJson . | quote }}
+{{- end }}
 - name: MODELSERVE_POD_USER_ID
   value: {{ include "modelserve.userId" . | quote }}
 {{- end -}}

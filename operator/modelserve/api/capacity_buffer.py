@@ -22,7 +22,8 @@ class CapacityBufferSpec(ApiModel):
     limits: dict[LabelKey, Quantity] = Field(
         default_factory=dict,
         max_length=16,
-        description="Most that all of them may request together, by resource name; with limits alone, as many as fit.",
+        description="Most that all of them may request together, by resource name; with limits alone, as many as fit "
+        "and the installation allows.",
     )
     provisioning_strategy: str | None = Field(
         default=None,

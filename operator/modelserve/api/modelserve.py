@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from modelserve.api.schema_types import ApiModel, Generation, camel
+from modelserve.api.schema_types import ASKED, ApiModel, Generation, camel
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import ModelServeStatus
 from modelserve.api.unknown_fields import without_unknown
@@ -63,8 +63,9 @@ class ModelServe(ApiModel):
     status: ModelServeStatus | None = None
 
     @classmethod
-    def parse(cls, document: object, *, file_uri: bool = False) -> Self:
-        """Validate one parsed document. `file_uri` also admits file://DIR model addresses (the command line).
+    def parse(cls, document: object, *, file_uri: bool = False, stored: bool = False) -> Self:
+        """Validate one parsed document. `file_uri` also admits file://DIR model addresses (the command line); `stored`
+        what an earlier release let in and this one lets nobody add.
 
         It is validated as the JSON that the API server would see, which takes no text for a number or a truth value.
         Raises InvalidInput that names the first wrong field, the value and the limit.
@@ -74,7 +75,7 @@ class ModelServe(ApiModel):
         try:
             text = json.dumps(document, default=str)
             return cls.model_validate_json(
-                text, strict=True, context={"file_uri": file_uri}, by_alias=True, by_name=False
+                text, strict=True, context={"file_uri": file_uri, ASKED: not stored}, by_alias=True, by_name=False
             )
         except ValidationError as error:
             raise _invalid(error) from error
@@ -93,7 +94,7 @@ class ModelServe(ApiModel):
         unknown: tuple[str, ...] = ()
         if isinstance(spec, Mapping):
             kept["spec"], unknown = without_unknown(ModelServeSpec, spec)
-        return cls.parse(kept), tuple(f"spec.{path}" for path in unknown)
+        return cls.parse(kept, stored=True), tuple(f"spec.{path}" for path in unknown)
 
 
 def _invalid(error: ValidationError) -> InvalidInput:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
-from modelserve.api.schema_types import ApiModel, DnsName, LabelKey, LabelValue, Quantity
+from modelserve.api.schema_types import ApiModel, DnsName, LabelKey, LabelValue, Quantity, cel_rules, is_asked
 
 
 class Toleration(ApiModel):
@@ -54,8 +54,15 @@ class EnvVar(ApiModel):
     value_from: EnvVarSource | None = Field(default=None, description="Where the value is read from instead.")
 
 
+_GPUS_ARE_THE_PLANS = "GPUs come from the plan: leave nvidia.com/ out, and say how many with parallelism.tensor"
+_NO_GPUS = " && ".join(f"(!has(self.{side}) || !self.{side}.exists(name, name.startsWith('nvidia.com/')))"
+                       for side in ("requests", "limits"))  # fmt: skip
+
+
 class ResourceRequirements(ApiModel):
     """Requests and limits of the worker container, in Kubernetes quantities (`4`, `500m`, `24Gi`)."""
+
+    model_config = cel_rules((_NO_GPUS, _GPUS_ARE_THE_PLANS))
 
     requests: dict[str, Quantity] = Field(
         default_factory=dict, max_length=16, description="Least the scheduler must set aside, by resource name."
@@ -66,6 +73,13 @@ class ResourceRequirements(ApiModel):
         description="Most the container may use, by resource name. On the CPU, `memory` is what the plan divides; "
         "left out: 4Gi, or the request where that is more.",
     )
+
+    @model_validator(mode="after")
+    def _without_gpus(self, info: ValidationInfo) -> Self:
+        gpus = next((name for name in (*self.requests, *self.limits) if name.startswith("nvidia.com/")), None)
+        if is_asked(info) and gpus is not None:
+            raise ValueError(f"{_GPUS_ARE_THE_PLANS}; got {gpus}")
+        return self
 
 
 AnnotationValue = Annotated[str, StringConstraints(max_length=4096)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$"
@@ -35,6 +35,15 @@ def cel_rules(*rules: tuple[str, str]) -> ConfigDict:
     checks = [{"rule": rule, "message": message} for rule, message in rules]
     schema: dict[str, Any] = {"x-kubernetes-validations": checks}
     return ConfigDict(json_schema_extra=schema)
+
+
+ASKED = "asked"  # of a validation's context: the object is yet to be admitted
+
+
+def is_asked(info: ValidationInfo) -> bool:
+    """Whether a rule that later releases added is to be kept: one that is stored already was admitted without it, and
+    the API server lets it be edited as long as what breaks the rule stays as it is."""
+    return bool((info.context or {}).get(ASKED))
 
 
 def _quantity_text(value: object) -> object:

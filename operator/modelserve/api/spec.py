@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.drafter import DrafterSpec
@@ -27,6 +27,7 @@ from modelserve.api.schema_types import (
     Share,
     Tokens,
     cel_rules,
+    is_asked,
 )
 from modelserve.sizing.pages import KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
@@ -219,8 +220,14 @@ class StorageSpec(ApiModel):
     sub_path: PathSegments | None = Field(default=None, description="Directory inside the claim; left out: its root.")
 
 
+_REPLACED_RULE = "!has(self.maxSurge) || self.maxSurge > 0 || (has(self.allowDowntime) && self.allowDowntime)"
+_NEVER_REPLACED = "maxSurge 0 needs allowDowntime true, or nothing is ever replaced: set maxSurge to 1 or more, or both"
+
+
 class RolloutSpec(ApiModel):
     """How a new revision replaces the old one."""
+
+    model_config = cel_rules((_REPLACED_RULE, _NEVER_REPLACED))
 
     max_surge: int = Field(default=1, ge=0, le=64, description="Pods of the new revision above replicas.")
     allow_downtime: bool = Field(
@@ -241,6 +248,12 @@ class RolloutSpec(ApiModel):
         "once it is approved. OnEdit: with the next edit that makes new pods. Rolling: by itself, with the same plan, "
         "as many ModelServes at a time as the operator's budget says. Left out: as the operator is set.",
     )
+
+    @model_validator(mode="after")
+    def _replaces(self, info: ValidationInfo) -> Self:
+        if is_asked(info) and self.max_surge == 0 and not self.allow_downtime:
+            raise ValueError(_NEVER_REPLACED)
+        return self
 
 
 _TENSOR_RULE = (

@@ -30,15 +30,14 @@ _SHAPE = (
 _CONTAINER = ("name", "image", "imagePullPolicy", "securityContext")
 
 
-def capacity_buffer(model_serve: Body, asked: CapacityBufferSpec) -> dict[str, Any]:
-    """CapacityBuffer NAME."""
+def capacity_buffer(model_serve: Body, asked: CapacityBufferSpec, *, most: int) -> dict[str, Any]:
+    """CapacityBuffer NAME. `most`: workers that one which says no number has room for at most, beside its limits."""
     name = model_serve["metadata"]["name"]
     spec: dict[str, Any] = {
         "provisioningStrategy": asked.provisioning_strategy or ACTIVE_CAPACITY,
         "podTemplateRef": {"name": name},
     }
-    if asked.replicas is not None:
-        spec["replicas"] = asked.replicas
+    spec["replicas"] = most if asked.replicas is None else asked.replicas
     if asked.limits:
         spec["limits"] = dict(asked.limits)
     return {"metadata": child_metadata(model_serve, name=name, component=labels.CAPACITY_BUFFER), "spec": spec}
