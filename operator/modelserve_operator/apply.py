@@ -323,15 +323,15 @@ class Applier:
         self._statuses.wrote(key, digested(whole), over=live, now=now)
         return True
 
-    async def announce(self, model_serve: Body, transition: Transition) -> None:
+    async def announce(self, about: Body, transition: Transition, *, kind: ResourceKind = MODEL_SERVE) -> None:
         """Record a change of state as a Kubernetes Event. Events are best effort: a refusal is logged, not retried."""
-        metadata = model_serve["metadata"]
+        metadata = about["metadata"]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
             "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
             "involvedObject": {
-                "apiVersion": MODEL_SERVE.api_version,
-                "kind": MODEL_SERVE.kind,
+                "apiVersion": kind.api_version,
+                "kind": kind.kind,
                 **{key: metadata[key] for key in ("namespace", "name", "uid")},
             },
             "type": "Warning" if transition.warning else "Normal",

@@ -30,6 +30,7 @@ from modelserve_operator.kinds import (
     HTTP_ROUTE,
     INFERENCE_POOL,
     JOB,
+    LEASE,
     MODEL_SERVE,
     NEWER,
     NODE,
@@ -343,6 +344,10 @@ class Gatherer:
                 raise
             logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
             return None
+
+    async def lease(self, name: str) -> Body | None:
+        """One of the operator's own namespace. Raises KubeError."""
+        return await self._kube.get(LEASE, namespace=self._shared.namespace, name=name)
 
     def fleet(self) -> dict[Key, Member]:
         """Every ModelServe by the worker of its last revision. It is put together once for all that ask meanwhile."""

@@ -45,6 +45,7 @@ POD = ResourceKind("", "v1", "pods", "Pod")
 ENDPOINT_SLICE = ResourceKind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")  # the Service's labels
 CLAIM = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", owned=False)
 EVENT = ResourceKind("", "v1", "events", "Event", owned=False)
+LEASE = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease", owned=False)  # the operator's own
 NODE_POOL = ResourceKind("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False, owned=False)
 RESOURCE_SLICE = ResourceKind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False, owned=False)
 CLAIM_TEMPLATE = ResourceKind("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
@@ -120,8 +121,11 @@ API_PROXY_RULES: tuple[dict[str, Any], ...] = (_rule("", "pods/proxy", verbs=("g
 OWN_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "configmaps", verbs=("get", "create", "patch")),
     _rule("coordination.k8s.io", "leases", verbs=("get", "create", "update")),
+    _rule("", "events", verbs=("create",)),
 )
-"""RBAC rules in the operator's own namespace: what was learned about memory, the user's accelerators, the election."""
+"""RBAC rules in the operator's own namespace: what was learned about memory, the user's accelerators, the election, and
+Events about what administrators should know.
+"""
 
 CLUSTER_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "nodes", verbs=_WATCH),

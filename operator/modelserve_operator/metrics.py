@@ -22,6 +22,11 @@ WATCH_EVENTS = Counter("modelserve_operator_watch_events", "Watch events receive
 LEADER = Gauge(
     "modelserve_operator_leader", "1: this operator reconciles; 0: it waits for another one's lease.", registry=REGISTRY
 )
+HALTED_MOVES = Gauge(
+    "modelserve_operator_halted_moves",
+    "ModelServes that do not move to the newer worker because it fails where it was tried.",
+    registry=REGISTRY,
+)
 REVIEWS = Counter("modelserve_webhook_reviews", "Admission reviews answered.", ["outcome"], registry=REGISTRY)
 REVIEW_SECONDS = Histogram(
     "modelserve_webhook_review_seconds",

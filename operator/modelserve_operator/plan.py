@@ -342,7 +342,11 @@ def resolved(revision: Revision, observed: Observed) -> Revision:
 def _move(committed: Revision, observed: Observed, builder: RevisionBuilder) -> Revision | None:
     """The revision on a newer worker, where that is what a rolling update would commit."""
     behind = builder.follows_operator(committed) and committed.worker.image != builder.settings.worker_image
-    return observed.history.committed(builder.moved(committed)) if behind and builder.policy == "Rolling" else None
+    if not behind or builder.policy != "Rolling":
+        return None
+    moved, ready = builder.moved(committed), any(pod.ready for pod in observed.pods_of(committed.hash))
+    told = replace(moved.provenance, moved_from_ready=ready)
+    return observed.history.committed(replace(moved, provenance=told))
 
 
 def _what_waits(spec: ModelServeSpec, committed: Revision, fresh: Revision) -> str:

@@ -60,6 +60,7 @@ class Reason(StrEnum):
     REPLANNED = "Replanned"  # of an Event: another plan was committed by spec.plan.replan; with why, and the changes
     REPLAN_UNDONE = "ReplanUndone"  # of an Event: that one failed while the old one served, which is committed again
 
+    ROLLOUT_HALTED = "RolloutHalted"  # of an Event about the operator's Lease: the newer worker fails, so no more move
     CHANGED_BY_ADMISSION = "ChangedByAdmission"  # of an Event: a webhook changes what we write to a child
 
     # CapacityAvailable

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from modelserve_operator import disruption, labels, resource_metrics
@@ -28,6 +28,7 @@ from modelserve_operator.drift import DriftContestedError
 from modelserve_operator.fleet import Limits, turn
 from modelserve_operator.gateway_routes import GatewayRoutes
 from modelserve_operator.gather import Gatherer
+from modelserve_operator.halted_moves import HaltedMoves
 from modelserve_operator.inspection import seconds_left
 from modelserve_operator.kinds import CONFIG_MAP
 from modelserve_operator.kube import KubeError
@@ -67,6 +68,7 @@ class Reconciler:
         self._routes = GatewayRoutes(applier)
         self._shared = shared
         self._settings = settings
+        self._halted = HaltedMoves(gatherer, applier, settings)
         self._admitted: dict[Key, str] = {}  # moves that the store may not show yet, and to which image
         self._learning = asyncio.Lock()  # what is learned is one object for all ModelServes
 
@@ -85,9 +87,11 @@ class Reconciler:
             resource_metrics.forget(*key)
             self._applier.forget(key)
             self._admitted.pop(key, None)
+            self._halted.note(key, None)
             return None  # the garbage collector deletes the children
         self._applier.note_retry(key, labels.annotation_of(observed.model_serve, labels.RETRY))
-        decision = self._in_turn(key, decide(observed, self._settings))
+        decision = self._in_turn(key, decide(observed, self._settings), observed.now)
+        await self._halted.tell()
         replicas = _replicas(observed, decision)
         running = running_revisions(
             observed, replicas=replicas, rollout=decision.spec.rollout if decision.spec else None
@@ -134,16 +138,19 @@ class Reconciler:
             raise failed
         return min((delay for delay in delays if delay is not None), default=None)
 
-    def _in_turn(self, key: Key, decision: Decision) -> Decision:
+    def _in_turn(self, key: Key, decision: Decision, now: datetime) -> Decision:
         """The decision with its move to another worker, where it may move now; nothing is awaited meanwhile."""
         if decision.move is None:
             self._admitted.pop(key, None)
+            self._halted.note(key, None)
             return decision
         settings, image = self._settings, decision.move.worker.image
-        limits = Limits(settings.rolling_budget, settings.rolling_failures)
-        waits = turn(self._gatherer.fleet(), key=key, image=image, admitted=self._admitted, limits=limits)
+        patience = timedelta(seconds=settings.rolling_patience_seconds)
+        limits = Limits(settings.rolling_budget, settings.rolling_failures, patience)
+        waits = turn(self._gatherer.fleet(), key=key, image=image, admitted=self._admitted, limits=limits, now=now)
+        self._halted.note(key, waits.halted if waits is not None else None)
         if waits is not None:
-            return waiting_to_move(decision, waits)
+            return waiting_to_move(decision, waits.why)
         self._admitted[key] = image
         return moving(decision)
 

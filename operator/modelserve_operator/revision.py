@@ -55,6 +55,7 @@ class Provenance:
     policy: str = ""  # for other worker images, when it was committed
     replanned_from: str = ""  # hash of the revision that it replaced by itself
     moved_from: tuple[str, ...] = ()  # hashes of the revisions, and their plans, that it is with another worker
+    moved_from_ready: bool = True  # a worker of the first of them was ready then: if this one fails, that is new
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class Revision:
             "importedFrom": made.imported_from,
             "workerPolicy": made.policy,
             "movedFrom": list(made.moved_from),
+            **({"movedFromReady": made.moved_from_ready} if made.moved_from else {}),
             **({"replannedFrom": made.replanned_from} if made.replanned_from else {}),
         }
         if self.drafter_source:
@@ -210,6 +212,7 @@ def _parsed(body: Body, data: Mapping[str, Any]) -> Revision:
             policy=str(data.get("workerPolicy", "")),
             replanned_from=str(data.get("replannedFrom", "")),
             moved_from=tuple(map(str, data.get("movedFrom", ()))),
+            moved_from_ready=data.get("movedFromReady") is not False,
         ),
         undone=labels.annotation_of(body, labels.UNDONE) is not None,
         number=int(body.get("revision") or 0),

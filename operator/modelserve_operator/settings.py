@@ -98,7 +98,12 @@ class Settings(BaseModel):
         default="Proposed", description="When another worker image takes over, where a ModelServe leaves it open."
     )
     rolling_budget: int = Field(default=1, ge=1, le=1000, description="ModelServes that move to it at a time.")
-    rolling_failures: int = Field(default=1, ge=1, le=1000, description="ModelServes that may fail with it.")
+    rolling_failures: int = Field(
+        default=2, ge=1, le=1000, description="Namespaces in which it fails until no more move; one that fails waits."
+    )
+    rolling_patience_seconds: float = Field(
+        default=600.0, ge=1.0, description="How long a ModelServe that moves and has no room keeps others waiting."
+    )
     build_id: str = Field(default="", max_length=128, description="Build of this operator, kept in revisions it makes.")
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 

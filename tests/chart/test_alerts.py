@@ -23,6 +23,24 @@ def promtool() -> Path:
         pytest.skip(str(error))
 
 
+def _evaluate(promtool: Path, folder: Path, *, series: dict[str, int], alert: str, expected: list[object]) -> None:
+    test = {
+        "rule_files": [str(CHART / "files" / "rules.yaml")],
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "interval": "30s",
+                "input_series": [{"series": name, "values": f"{value}+0x20"} for name, value in series.items()],
+                "alert_rule_test": [{"eval_time": "8m", "alertname": alert, "exp_alerts": expected}],
+            }
+        ],
+    }
+    file = folder / "alerts.yaml"
+    file.write_text(yaml.safe_dump(test))
+    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("available", "desired", "fires"), [(0, 1, True), (1, 1, False), (0, 0, False)], ids=["down", "up", "wants_none"]
 )
@@ -41,19 +59,17 @@ def test_only_a_model_that_wants_workers_is_reported_unavailable(
         "summary": "ModelServe ml/gemma has no worker that takes requests.",
         "description": "kubectl describe ms gemma -n ml says why.",
     }
-    expected = [{"exp_labels": labels, "exp_annotations": told}] if fires else []
-    test = {
-        "rule_files": [str(CHART / "files" / "rules.yaml")],
-        "evaluation_interval": "30s",
-        "tests": [
-            {
-                "interval": "30s",
-                "input_series": [{"series": name, "values": f"{value}+0x20"} for name, value in series.items()],
-                "alert_rule_test": [{"eval_time": "8m", "alertname": UNAVAILABLE, "exp_alerts": expected}],
-            }
-        ],
+    expected: list[object] = [{"exp_labels": labels, "exp_annotations": told}] if fires else []
+    _evaluate(promtool, tmp_path, series=series, alert=UNAVAILABLE, expected=expected)
+
+
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_a_halted_rollout_of_workers_is_reported(promtool: Path, tmp_path: Path, waiting: int) -> None:
+    told = {
+        "summary": "3 ModelServes do not move to the newer worker: it fails where it was tried.",
+        "description": "An Event about the operator's Lease (reason RolloutHalted) names where and why. Mend it there, "
+        "or set the worker's image back.",
     }
-    file = tmp_path / "alerts.yaml"
-    file.write_text(yaml.safe_dump(test))
-    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    expected: list[object] = [{"exp_labels": {"severity": "warning"}, "exp_annotations": told}] if waiting else []
+    series = {"modelserve_operator_halted_moves": waiting}
+    _evaluate(promtool, tmp_path, series=series, alert="ModelServeWorkerRolloutHalted", expected=expected)

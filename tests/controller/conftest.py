@@ -213,7 +213,7 @@ class FakeCluster:
             began = {key: value for key, value in body["status"].items() if key == "initContainerStatuses"}
             body["status"] = {**began, **status}
 
-        self.change(POD, pod["metadata"]["name"], change)
+        self.change(POD, pod["metadata"]["name"], change, namespace=pod["metadata"]["namespace"])
 
     def make_ready(
         self, deployment: Body, *, max_model_len: int | None = None, surplus: Mapping[str, int] | None = None

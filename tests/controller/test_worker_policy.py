@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_setting_the_image_back_moves_them_back(served) -> None:
 
 
 def _member(image: str = NEWER, *, moved: bool = True, settled: bool = False, stalled: str | None = None) -> Member:
-    return Member(image, moved, settled, settled, stalled)
+    return Member(image, moved, settled, serves=settled, stalled=stalled is not None, fails=stalled)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +157,13 @@ def _member(image: str = NEWER, *, moved: bool = True, settled: bool = False, st
 def test_whose_turn_it_is(fleet: list[Member], admitted: list[str], words: str | None) -> None:
     known = {Key("ml", f"m{place}"): each for place, each in enumerate(fleet)}
     limits = Limits(budget=2, failures=1)
-    waits = turn(
-        known, key=Key("ml", "me"), image=NEWER, admitted=[Key("ml", each) for each in admitted], limits=limits
-    )
-    assert waits is None if words is None else waits is not None
+    others = [Key("ml", each) for each in admitted]
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    waits = turn(known, key=Key("ml", "me"), image=NEWER, admitted=others, limits=limits, now=now)
+    assert (waits is None) is (words is None)
     if words is not None:
-        assert re.search(words, waits or "")
+        assert waits is not None
+        assert re.search(words, waits.why)
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

@@ -98,6 +98,10 @@ imagePullSecrets:
   value: {{ .Values.worker.rollingBudget | quote }}
 - name: MODELSERVE_ROLLING_FAILURES
   value: {{ .Values.worker.rollingFailures | quote }}
+{{- with .Values.worker.rollingPatienceSeconds }}
+- name: MODELSERVE_ROLLING_PATIENCE_SECONDS
+  value: {{ . | quote }}
+{{- end }}
 {{- with .Values.worker.imagePullSecrets }}
 - name: MODELSERVE_IMAGE_PULL_SECRETS
   value: {{ join "," . | quote }}
