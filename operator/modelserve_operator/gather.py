@@ -47,9 +47,8 @@ from modelserve_operator.kube import Kube, KubeError
 from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.learning.worker_reports import WorkerReports
 from modelserve_operator.observed import Observed, Pod, ready_endpoints
+from modelserve_operator.pending_pods import PendingPods
 from modelserve_operator.pod_health import hangs
-from modelserve_operator.revision import Revision
-from modelserve_operator.rivals import waiting_for_the_same
 from modelserve_operator.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.supply import Supply
 from modelserve_operator.work_queue import Key
@@ -95,6 +94,7 @@ class Gatherer:
         self.reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
         self._causes = Causes(kube, clock)
+        self.pending_pods = PendingPods(kube, self._inventory, clock, namespaces=namespaces)
         self._fleet: tuple[tuple[int, ...], dict[Key, Member]] | None = None  # with the changes that it was made after
         self._supply = Supply()
         self._supply_changed = True
@@ -307,14 +307,6 @@ class Gatherer:
         without = [job["metadata"] for job in jobs if job["metadata"]["uid"] not in owners and overdue(job, now)]
         found = {each["uid"]: await self._causes.of(each["namespace"], each["uid"]) for each in without}
         return {uid: words for uid, words in found.items() if words is not None}
-
-    async def rivals(self, observed: Observed, target: Revision) -> tuple[str, ...]:
-        """Pods of others that wait for what the target's workers need, in the watched namespaces. Raises KubeError."""
-        pods: list[Body] = []
-        for namespace in self._namespaces or (None,):
-            async for page in self._kube.unplaced_pods(namespace=namespace):
-                pods += page
-        return waiting_for_the_same(pods, observed, target)
 
     def supply(self) -> Supply:
         """What plans are made from, as of the last `concerned`; the same object until something in it changes."""

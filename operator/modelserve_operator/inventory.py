@@ -95,12 +95,11 @@ def _leaves(node: Body) -> bool:
 
 
 def _without_news(node: Body) -> Body:
-    """What of a node its place is made from."""
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    """What of a node its place is made from, and what decides which pods it takes."""
     return {
-        "metadata": {"labels": node["metadata"].get("labels")},
+        "metadata": {"name": node["metadata"]["name"], "labels": node["metadata"].get("labels")},
         "spec": {"taints": (node.get("spec") or {}).get("taints")},
-        "status": {"allocatable": {name: count for name, count in allocatable.items() if name.startswith(_GPU_VENDOR)}},
+        "status": {"allocatable": (node.get("status") or {}).get("allocatable")},
     }
 
 
@@ -112,7 +111,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
-        self._bodies: dict[str, Body] = {}  # what of each node its place is made from
+        self._bodies: dict[str, Body] = {}  # of each node what does not change by the minute
         self._slices: dict[str, str] = {}  # nodes of ResourceSlices, by the slices' names
         self._published: dict[str, dict[str, tuple[Devices, ...]]] = {}  # by node and slice
         self._devices: dict[str, tuple[Devices, ...]] = {}  # by node
@@ -161,6 +160,11 @@ class Inventory:
         before, after = self._places.get(name, _NO_PLACE), Place.of(node, found)
         self._places[name] = after
         return self._changed(before, after)
+
+    def node(self, name: str) -> tuple[Body, int] | None:
+        """Labels, taints and allocatable resources of a node, and how many whole GPUs its ResourceSlices tell of."""
+        body = self._bodies.get(name)
+        return None if body is None else (body, sum(each.count for each in self._devices.get(name, ())))
 
     def slices(self) -> set[str]:
         """ResourceSlices of the driver that are known."""

@@ -49,6 +49,7 @@ LEASE = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease", owned=False
 NODE_POOL = ResourceKind("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False, owned=False)
 RESOURCE_SLICE = ResourceKind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False, owned=False)
 CLAIM_TEMPLATE = ResourceKind("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
+RESOURCE_CLAIM = ResourceKind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", owned=False)
 POD_TEMPLATE = ResourceKind("", "v1", "podtemplates", "PodTemplate")
 CAPACITY_BUFFER = ResourceKind("autoscaling.x-k8s.io", "v1beta1", "capacitybuffers", "CapacityBuffer")
 CAPACITY_BUFFER_ALPHA = ResourceKind("autoscaling.x-k8s.io", "v1alpha1", "capacitybuffers", "CapacityBuffer")
@@ -106,6 +107,7 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "podtemplates", verbs=(*_APPLY, "delete")),
     _rule(CAPACITY_BUFFER.group, CAPACITY_BUFFER.plural, verbs=(*_APPLY, "delete")),
     _rule(CLAIM_TEMPLATE.group, CLAIM_TEMPLATE.plural, verbs=(*_APPLY, "delete")),
+    _rule(RESOURCE_CLAIM.group, RESOURCE_CLAIM.plural, verbs=("get",)),
     _rule(HTTP_ROUTE.group, HTTP_ROUTE.plural, verbs=(*_APPLY, "delete")),
     _rule(INFERENCE_POOL.group, INFERENCE_POOL.plural, verbs=(*_APPLY, "delete")),
     _rule("", "pods", verbs=("get", *_WATCH, "patch")),

@@ -113,6 +113,7 @@ class Pod:
     owner: str | None = None  # uid of its ReplicaSet or Job
     placed_since: datetime | None = None
     priority: int = 0  # as admission resolved it
+    node: str | None = None
     making: bool = False  # it has a node, and no container of it has begun: volumes, network and image come first
     making_fails: bool = False  # a container of ours cannot be made
     pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
@@ -152,6 +153,7 @@ class Pod:
             placed_since=moment(scheduled.get("lastTransitionTime")) if placed else None,
             making=placed and not ready and all(_waiting(each) in _QUIET and not _begun(each) for each in containers),
             priority=int((body.get("spec") or {}).get("priority") or 0),
+            node=(body.get("spec") or {}).get("nodeName"),
             making_fails=any(_waiting(container) in MAKING_FAILURES for container in own),
             unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else None,
             gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
@@ -301,7 +303,7 @@ class Observed:
         default_factory=dict
     )  # claim -> access modes; None: absent
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # pod uid -> report
-    rivals: tuple[str, ...] = ()  # pods of others that a rollout does not stop a worker for
+    rivals: tuple[str, ...] = ()  # whose pods a rollout does not stop a worker for, in words
     to_move: frozenset[str] = frozenset()  # uids of pods on nodes that are drained, or about to be removed
     silent: frozenset[str] = frozenset()  # uids of ready workers that cannot be asked
     ask_again: float | None = None  # seconds until one of them is

@@ -99,7 +99,7 @@ class Reconciler:
         step = _step(observed, decision, running, replicas=replicas)
         target = decision.target
         if target is not None and gives_away(step, running, target=target.hash, replicas=replicas or 0):
-            observed = replace(observed, rivals=await self._gatherer.rivals(observed, target))
+            observed = replace(observed, rivals=await self._gatherer.pending_pods.rivals(observed, target))
             step = _step(observed, decision, running, replicas=replicas)
         await self._prefer_to_delete(observed, step, running)
         delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]

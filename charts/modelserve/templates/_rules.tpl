@@ -15,6 +15,8 @@
 - {apiGroups: [autoscaling.x-k8s.io], resources: [capacitybuffers], verbs: [get, list, watch, create, patch, delete]}
 # Of plans whose GPUs are asked for by claims (dynamic resource allocation).
 - {apiGroups: [resource.k8s.io], resources: [resourceclaimtemplates], verbs: [get, list, watch, create, patch, delete]}
+# Whether a pod that waits for devices waits for those of a worker that a rollout would stop.
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
 # Of spec.gateway.
 - {apiGroups: [gateway.networking.k8s.io], resources: [httproutes], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch, create, patch, delete]}

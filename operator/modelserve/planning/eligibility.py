@@ -8,6 +8,7 @@ from typing import Any
 
 from modelserve.api.spec import ModelServeSpec
 from modelserve.hardware import GPU_RESOURCE
+from modelserve.planning.bodies import mapping
 
 GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 """The taint that GPU nodes usually carry; pods that ask for GPUs tolerate it without being told."""
@@ -60,6 +61,41 @@ def gpu_tolerations(spec: ModelServeSpec) -> list[dict[str, Any]]:
 def node_selector(spec: ModelServeSpec) -> Mapping[str, str]:
     """Labels that a node must have."""
     return spec.accelerators.node_selector if spec.accelerators else {}
+
+
+def selects(terms: object, labels: Mapping[str, str], *, name: str) -> bool:
+    """Whether a required node affinity lets pods onto a node: Kubernetes' rule for nodeSelectorTerms. Terms are
+    alternatives, one without expressions selects nothing, and an operator that nobody knows does not hold.
+    """
+    for term in terms if isinstance(terms, list | tuple) else ():
+        by_label, by_field = (mapping(term).get(key) or () for key in ("matchExpressions", "matchFields"))
+        if not by_label and not by_field:
+            continue
+        fields = {"metadata.name": name}
+        if all(_holds(each, labels) for each in by_label) and all(_holds(each, fields) for each in by_field):
+            return True
+    return False
+
+
+def _holds(expression: object, values: Mapping[str, str]) -> bool:
+    stated = mapping(expression)
+    found, wanted = values.get(str(stated.get("key"))), [str(each) for each in stated.get("values") or ()]
+    match stated.get("operator"):
+        case "In":
+            return found in wanted
+        case "NotIn":
+            return found not in wanted
+        case "Exists":
+            return found is not None
+        case "DoesNotExist":
+            return found is None
+        case "Gt" | "Lt" as operator if len(wanted) == 1:
+            try:
+                left, right = int(str(found)), int(wanted[0])
+            except ValueError:
+                return False
+            return left > right if operator == "Gt" else left < right
+    return False
 
 
 def unmet(
