@@ -11,7 +11,7 @@ from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.apply import WRITE_ERRORS, Applier, NameTakenError, WriteError
 from modelserve_operator.decision import Decision
-from modelserve_operator.inspection import answer_lost, attempts, job_named, retry_at
+from modelserve_operator.inspection import answer_lost, attempts, job_named, left_behind, retry_at
 from modelserve_operator.kinds import (
     CLAIM_TEMPLATE,
     CONFIG_MAP,
@@ -122,11 +122,8 @@ class Children:
         name = labels.inspection_name(observed.name, source.hash)
         running = job_named(observed, name)
         due = retry_at(observed, name)
-        again = wanted and due is not None and due <= observed.now
-        if again and running is not None:
-            await self._applier.delete(JOB, running)
-        # The template of a Job cannot be changed, so it is not applied again.
-        if wanted and (running is None or again):
+        again = wanted and due is not None and due <= observed.now and left_behind(observed, name) is None
+        if wanted:
             job = inspect_job(
                 observed.model_serve,
                 spec,
@@ -135,10 +132,16 @@ class Children:
                 pull_policy=self._settings.image_pull_policy,
                 pull_secrets=self._settings.image_pull_secrets,
                 user_id=self._settings.pod_user_id,
-                attempts=attempts(running) + 1 if running is not None else 1,
+                attempts=attempts(running) + 1 if running is not None and again else 1,
             )
-            await self._apply(JOB, job)
-        elif wanted and running is not None and answer_lost(observed, name):
+            # The template of a Job cannot be changed: one that is to be another is made anew.
+            edited = running is not None and _made_from(running) not in (None, _made_from(job))
+            if running is not None and (again or edited):
+                await self._applier.delete(JOB, running)
+            if running is None or again or edited:
+                await self._apply(JOB, job)
+                return
+        if wanted and running is not None and answer_lost(observed, name):
             await self._applier.delete(JOB, running)  # its event brings a new one
         elif facts is not None and running is not None:
             config_map = model_facts_config_map(observed.model_serve, source=source, facts=facts)
@@ -242,6 +245,11 @@ class Children:
             for body in observed.controller_revisions:
                 if body["metadata"]["name"] in names:
                     await self._applier.delete(CONTROLLER_REVISION, body)
+
+
+def _made_from(job: Mapping[str, Any]) -> str | None:
+    """Digest of what the spec made of an inspect Job; earlier releases noted none."""
+    return labels.annotation_of(job, labels.MADE_FROM)
 
 
 def _commits(revision: Revision) -> Iterator[tuple[str, str, str]]:

@@ -21,6 +21,7 @@ RETRY = f"{GROUP}/retry"  # on the ModelServe, by the user: another value has wh
 APPLIED_HASH = f"{GROUP}/applied-hash"  # on every child: hash of what was applied, so that dropped fields are noticed
 ADMITTED = f"{GROUP}/admitted"  # on a child: digest of what admission makes of our own writes, which stays
 ATTEMPTS = f"{GROUP}/attempts"  # on an inspect Job: how many of its kind were made in a row, itself counted
+MADE_FROM = f"{GROUP}/made-from"  # on an inspect Job: digest of what the spec makes of it, so that an edit is noticed
 HELD = f"{GROUP}/held"  # on a worker: whether the two below keep autoscalers from ending it; of those we set alone
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"

@@ -106,7 +106,7 @@ class Pod:
     gated: str | None  # why its scheduling gates are there, as far as Kubernetes says
     trouble: str | None  # why a container waits or restarts, in words
     failure: Failure | None  # a container of ours ended with the terminal exit code, and has not recovered since
-    report: str | None  # termination message of a container that ended well (inspect Job)
+    report: str | None  # termination message of the container `inspect`, where that ended well
     created: str = ""  # when, in UTC and in the format of Kubernetes
     started: bool = False  # the worker's startup probe, which asks for readiness, has passed
     unready_since: datetime | None = None
@@ -114,6 +114,7 @@ class Pod:
     placed_since: datetime | None = None
     priority: int = 0  # as admission resolved it
     node: str | None = None
+    lingers_since: datetime | None = None  # its container `inspect` ended badly, and others keep the pod from ending
     making: bool = False  # it has a node, and no container of it has begun: volumes, network and image come first
     making_fails: bool = False  # a container of ours cannot be made
     pull_fails: bool = False  # the image of a container of ours cannot be pulled at the moment
@@ -133,7 +134,6 @@ class Pod:
         own = [container for container in containers if container.get("name") in OWN_CONTAINERS]
         needed = [each for each in own if each["name"] != FETCH_DRAFTER_CONTAINER]
         placed = scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending")
-        succeeded = status.get("phase") == "Succeeded"
         ready = (conditions.get("Ready") or {}).get("status") == "True"
         started = any(container.get("started") for container in own if container["name"] == WORKER_CONTAINER)
         unready = conditions.get("Ready") or {}
@@ -159,7 +159,8 @@ class Pod:
             gated=scheduled.get("message", "") if scheduled.get("reason") == "SchedulingGated" else None,
             trouble=next(filter(None, map(_trouble, containers)), None),
             failure=None if ready or started else next(filter(None, map(_failure, needed)), None),
-            report=_report(status) if succeeded else None,
+            report=_report(status),
+            lingers_since=None if status.get("phase") in ENDED_PHASES else _lingers(status),
             started=started,
             unready_since=None if ready else moment(unready.get("lastTransitionTime")),
             pull_fails=any(_waiting(container) in PULL_FAILURES for container in own),
@@ -256,11 +257,20 @@ def _drafter(container: Body) -> FetchedDrafter | None:
 
 
 def _report(status: Body) -> str | None:
-    for container in status.get("containerStatuses") or ():
-        for end in _ends(container):
-            if end.get("message"):
-                return str(end["message"])
-    return None
+    end = _inspect_end(status)
+    return str(end["message"]) if not end.get("exitCode") and end.get("message") else None
+
+
+def _lingers(status: Body) -> datetime | None:
+    end = _inspect_end(status)
+    return moment(end.get("finishedAt")) if end.get("exitCode") else None
+
+
+def _inspect_end(status: Body) -> Body:
+    """How the container `inspect` ended, whatever runs beside it; empty where it has not."""
+    containers = status.get("containerStatuses") or ()
+    ends = (_ends(each) for each in containers if each.get("name") == INSPECT_CONTAINER)
+    return next((end for found in ends for end in found), {})
 
 
 def ready_endpoints(slices: Iterable[Body], service: Body | None) -> frozenset[str]:

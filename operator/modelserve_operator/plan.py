@@ -26,7 +26,9 @@ from modelserve_operator.inspection import (
     inspection_trouble,
     known_assistant,
     known_facts,
+    left_behind,
     retry_at,
+    suspended,
 )
 from modelserve_operator.left_out import no_accelerators
 from modelserve_operator.manifests.worker_template import drafts
@@ -148,19 +150,22 @@ def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> 
         pods = [pod for pod in observed.pods if pod.job == name]
         waits = next((pod.unschedulable or pod.trouble for pod in pods if pod.unschedulable or pod.trouble), None)
         trouble = inspection_trouble(observed, name)
-        waits = trouble.message if trouble is not None else waits
+        waits = trouble.message if trouble is not None else suspended(observed, name) or waits
         what = "drafter" if source.drafter else "model"
         message = f"Job {name} reads the {what} at {source.uri}" + (f"; {waits}" if waits else ".")
         stalled = Finding(False, trouble.reason, trouble.message) if trouble is not None else None
         return replace(
             decision, planned=Finding(None, Reason.INSPECTING_MODEL, message), stalled=stalled, inspect=(source,)
         )
-    again = retry_at(observed, name) or observed.now
+    again = f"at {retry_at(observed, name) or observed.now:%Y-%m-%dT%H:%M:%SZ}"
+    if (hanging := left_behind(observed, name)) is not None:
+        again = f"once its pod {hanging} has ended, which it does not as long as its volume or its node hangs"
+    about = "drafter" if source.drafter else "model"
     finding = Finding(
         False,
         failure.reason,
-        f"{failure.message.rstrip('.')}. It is tried again at {again:%Y-%m-%dT%H:%M:%SZ}, or at once when annotation "
-        f"{labels.RETRY} or spec.{'drafter' if source.drafter else 'model'} changes.",
+        f"{failure.message.rstrip('.')}. It is tried again {again}, or at once when annotation {labels.RETRY}, "
+        f"spec.{about} or spec.pod changes.",
     )
     return replace(decision, planned=finding, stalled=finding, inspect=(source,))
 

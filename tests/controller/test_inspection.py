@@ -159,3 +159,169 @@ def test_pods_of_the_job_before_say_nothing_of_the_next(inspecting) -> None:
     inspecting.settle()
     assert inspecting.condition("Stalled", "next") is None
     assert inspecting.condition("Planned", "next") == ("Unknown", "InspectingModel")
+
+
+# --- Jobs that would run for ever -----------------------------------------------------------------------------------
+
+
+def _pod(world) -> Body:
+    (pod,) = world.cluster.pods_of(_job(world))
+    return pod
+
+
+def _beside_a_sidecar(world, *, exit_code: int, message: str) -> None:
+    """`inspect` has ended, and a container that a webhook added goes on."""
+    at = world.now.isoformat().replace("+00:00", "Z")
+    ended = {"terminated": {"exitCode": exit_code, "message": message, "finishedAt": at}}
+    sidecar = {"name": "istio-proxy", "state": {"running": {"startedAt": at}}, "ready": True}
+    inspect = {"name": "inspect", "state": ended}
+    world.cluster.set_pod(_pod(world), phase="Running", containerStatuses=[sidecar, inspect])
+    world.settle()
+
+
+def _exceed_the_deadline(world) -> None:
+    """As the Job's controller does: it deletes the pods, and the Job has failed once they have gone."""
+    for pod in world.cluster.pods_of(_job(world)):
+        world.cluster.change(
+            POD, pod["metadata"]["name"], lambda body: body["metadata"].update(deletionTimestamp="2026-01-01T00:20:00Z")
+        )
+    at = world.now.isoformat(timespec="seconds")
+    failed = {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded", "lastTransitionTime": at}
+    world.cluster.run_controllers = lambda: None
+    world.cluster.change(
+        JOB, _job(world)["metadata"]["name"], lambda body: body.update(status={"conditions": [failed]})
+    )
+    world.settle()
+
+
+def test_what_was_read_counts_though_a_sidecar_keeps_the_pod(inspecting, tiny_facts: ModelFacts) -> None:
+    _beside_a_sidecar(inspecting, exit_code=0, message=tiny_facts.model_dump_json(by_alias=True))
+    assert inspecting.condition("Planned", "next") == ("True", "PlanCommitted")
+    assert inspecting.cluster.of(JOB) == [], "and the Job goes, its pod with it"
+
+
+def test_an_end_for_good_is_said_at_once_though_a_sidecar_keeps_the_pod(inspecting) -> None:
+    _beside_a_sidecar(inspecting, exit_code=TERMINAL_EXIT_CODE, message=MISSING)
+    assert inspecting.condition("Stalled", "next") == ("True", "InvalidCheckpoint")
+    failed = _job(inspecting)["metadata"]["uid"]
+    inspecting.pass_time(61)
+    assert _job(inspecting)["metadata"]["uid"] != failed, "and tried again with backoff"
+    assert labels.annotation_of(_job(inspecting), labels.ATTEMPTS) == "2"
+
+
+def test_another_bad_end_beside_a_sidecar_is_said_after_a_moment(inspecting) -> None:
+    _beside_a_sidecar(inspecting, exit_code=137, message="killed")
+    assert inspecting.condition("Stalled", "next") is None, "its pod may yet end, and the Job try again"
+    inspecting.pass_time(61)
+    assert inspecting.condition("Stalled", "next") == ("True", "InspectionFailed")
+    assert "last exit code 137: killed; containers beside it" in inspecting.message("Stalled", "next")
+    failed = _job(inspecting)["metadata"]["uid"]
+    inspecting.pass_time(61)
+    assert _job(inspecting)["metadata"]["uid"] != failed
+
+
+def test_a_job_that_does_not_end_has_a_deadline_and_the_next_waits_for_its_pod(inspecting) -> None:
+    assert _job(inspecting)["spec"]["activeDeadlineSeconds"] == 600
+    _exceed_the_deadline(inspecting)
+    assert inspecting.condition("Planned", "next") == ("False", "InspectionFailed")
+    assert inspecting.condition("Stalled", "next") == ("True", "InspectionFailed")
+    name, failed = _pod(inspecting)["metadata"]["name"], _job(inspecting)["metadata"]["uid"]
+    told = inspecting.message("Stalled", "next")
+    assert "did not end within 600 s" in told
+    assert f"once its pod {name} has ended" in told
+    assert [event["reason"] for event in inspecting.cluster.events].count("InspectionFailed") == 1
+    for _ in range(100):
+        inspecting.pass_time(61)
+    assert _job(inspecting)["metadata"]["uid"] == failed, "a volume that hangs gets no second pod"
+    del inspecting.cluster.run_controllers  # they work again
+    inspecting.cluster.remove(POD, "ml", name)
+    inspecting.settle()
+    assert _job(inspecting)["metadata"]["uid"] != failed
+    assert inspecting.condition("Stalled", "next") is None
+
+
+def test_who_asks_has_another_pod_made_beside_one_that_hangs(inspecting) -> None:
+    _exceed_the_deadline(inspecting)
+    failed = _job(inspecting)["metadata"]["uid"]
+    inspecting.ask_for_a_retry("1", name="next")
+    assert _job(inspecting)["metadata"]["uid"] != failed
+
+
+def test_an_operator_that_starts_anew_goes_on_where_it_was(inspecting) -> None:
+    running = _job(inspecting)["metadata"]["uid"]
+    inspecting.restart_operator()
+    inspecting.settle()
+    assert _job(inspecting)["metadata"]["uid"] == running
+    _exceed_the_deadline(inspecting)
+    told = inspecting.message("Stalled", "next")
+    inspecting.restart_operator()
+    inspecting.settle()
+    assert inspecting.message("Stalled", "next") == told
+
+
+def test_a_suspended_job_is_said(inspecting) -> None:
+    _refuse_pods(inspecting)
+    suspended = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
+
+    def suspend(body: Body) -> None:
+        body["spec"]["suspend"] = True
+        body["status"] = {"conditions": [suspended]}
+
+    inspecting.cluster.change(JOB, _job(inspecting)["metadata"]["name"], suspend)
+    inspecting.settle()
+    assert inspecting.condition("Stalled", "next") == ("True", "WaitingForQuota")
+    assert "names no queue" in inspecting.message("Stalled", "next")
+    assert "spec.pod.labels (kueue.x-k8s.io/queue-name)" in inspecting.message("Stalled", "next")
+    before = _job(inspecting)["metadata"]["uid"]
+    inspecting.edit("next", pod={"labels": {"kueue.x-k8s.io/queue-name": "gpus", "team": "a"}})
+    assert _job(inspecting)["metadata"]["uid"] != before, "an edit of pods has it made anew"
+    own = _job(inspecting)["metadata"]["labels"]
+    assert own["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert "team" not in own
+    inspecting.cluster.change(JOB, _job(inspecting)["metadata"]["name"], suspend)
+    inspecting.settle()
+    inspecting.pass_time(31)
+    assert inspecting.condition("Stalled", "next") is None
+    assert inspecting.condition("Planned", "next") == ("Unknown", "InspectingModel")
+    assert "waits in Kueue's queue gpus for quota" in inspecting.message("Planned", "next")
+
+
+def test_what_the_spec_adds_to_pods_reaches_the_jobs(inspecting) -> None:
+    pod = {
+        "labels": {"sidecar.istio.io/inject": "false", "serving.modelserve.dev/name": "forged"},
+        "annotations": {"linkerd.io/inject": "disabled"},
+        "runtimeClassName": "gvisor",
+        "priorityClassName": "high",
+        "serviceAccountName": "reader",
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+    }
+    inspecting.edit("next", pod=pod)
+    template = _job(inspecting)["spec"]["template"]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert template["metadata"]["labels"]["serving.modelserve.dev/name"] == "next", "ours win"
+    assert template["metadata"]["annotations"] == pod["annotations"]
+    given = {key: template["spec"][key] for key in ("runtimeClassName", "priorityClassName", "serviceAccountName")}
+    assert given == {key: pod[key] for key in given}
+    assert template["spec"]["tolerations"][0]["key"] == "team"
+    assert template["spec"]["readinessGates"], "no Service over such labels takes it for a worker"
+
+
+def test_a_runtime_of_gpu_nodes_does_not_reach_a_pod_without_gpus(inspecting) -> None:
+    inspecting.edit("next", pod={"runtimeClassName": "nvidia-cdi"})
+    assert "runtimeClassName" not in _job(inspecting)["spec"]["template"]["spec"]
+
+
+def test_an_edit_that_makes_no_other_job_leaves_it_alone(inspecting) -> None:
+    running = _job(inspecting)["metadata"]["uid"]
+    inspecting.edit("next", replicas=2, context={"maxModelLen": 1024})
+    assert _job(inspecting)["metadata"]["uid"] == running
+
+
+def test_a_job_of_an_earlier_release_is_left_alone(inspecting) -> None:
+    def as_before(body: Body) -> None:
+        del body["metadata"]["annotations"][labels.MADE_FROM]
+
+    inspecting.cluster.change(JOB, _job(inspecting)["metadata"]["name"], as_before)
+    running = _job(inspecting)["metadata"]["uid"]
+    inspecting.edit("next", pod={"labels": {"a": "b"}})
+    assert _job(inspecting)["metadata"]["uid"] == running

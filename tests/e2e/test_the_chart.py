@@ -46,6 +46,7 @@ NOT_OF_EVERY_SUITE = {  # rules for what happens seldom, and in no test of this 
     *(("", "podtemplates", verb) for verb in ("get", "patch", "delete")),  # of spec.capacityBuffer
     *(("autoscaling.x-k8s.io", "capacitybuffers", verb) for verb in ("get", "watch", "patch", "delete")),
     *(("resource.k8s.io", "resourceclaimtemplates", verb) for verb in ("get", "patch", "delete")),  # of plans by claims
+    ("resource.k8s.io", "resourceclaims", "get"),  # where a pod waits for devices that a rollout would give up
     *(("gateway.networking.k8s.io", "httproutes", verb) for verb in ("get", "watch", "patch", "delete")),
     *(("inference.networking.k8s.io", "inferencepools", verb) for verb in ("get", "watch", "patch", "delete")),
     ("", "pods", "patch"),  # where a node is drained under onEviction SurgeFirst

@@ -17,6 +17,9 @@ from modelserve_operator.observed import Body
 from modelserve_operator.sources import ModelSource
 
 RETRIES = 3
+DEADLINE_SECONDS = 600  # of its pods together, once it is let in: it reads megabytes, and a hung volume says nothing
+GPU_RUNTIME = "nvidia"  # as NVIDIA's toolkit names its RuntimeClasses, whose handlers nodes without GPUs lack
+NEVER_READY = f"{labels.GROUP}/never-ready"  # a condition that nobody sets: no Service takes the pod for a worker
 IDENTITY_SINCE = "0.2.0"  # release of the image that knows `inspect --identity`
 
 
@@ -36,12 +39,11 @@ def inspect_job(
     `attempts`: how many Jobs have been made for this model in a row, this one counted.
 
     Of an hf:// checkpoint metadata and the headers of weight files are fetched, into scratch space: the storage claim
-    is left alone.
+    is left alone. What spec.pod adds to pods reaches this one too, so that it can be kept out of a mesh, or be let in
+    by a queue, which looks at the Job; it is never Ready, so that a Service over the user's labels leaves it out.
     """
     name = labels.inspection_name(model_serve["metadata"]["name"], source.hash)
     metadata = child_metadata(model_serve, name=name, component=labels.INSPECTION)
-    asked = labels.annotation_of(model_serve, labels.RETRY)
-    metadata["annotations"] = {labels.ATTEMPTS: str(attempts), **({labels.RETRY: asked} if asked is not None else {})}
     if source.downloaded:
         source = replace(source, claim=None)
     release = release_of_image(image) or __version__
@@ -60,20 +62,33 @@ def inspect_job(
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True, users=users)
         pod["initContainers"] = [{**fetch, "resources": INSPECT_RESOURCES}]
     options = spec.pod.to_json()
-    for option in ("tolerations", "serviceAccountName", "priorityClassName"):
+    pod["readinessGates"] = [{"conditionType": NEVER_READY}]
+    for option in ("tolerations", "serviceAccountName", "priorityClassName", "runtimeClassName"):
         if options.get(option):
             pod[option] = options[option]
+    if pod.get("runtimeClassName", "").startswith(GPU_RUNTIME):
+        del pod["runtimeClassName"]
     if secrets := image_pull_secrets(spec, pull_secrets):
         pod["imagePullSecrets"] = secrets
     on_terminal_exit = {
         "action": "FailJob",
         "onExitCodes": {"operator": "In", "values": [TERMINAL_EXIT_CODE]},
     }
-    return {
-        "metadata": metadata,
-        "spec": {
-            "backoffLimit": RETRIES,
-            "podFailurePolicy": {"rules": [on_terminal_exit]},
-            "template": {"metadata": {"labels": metadata["labels"]}, "spec": pod},
-        },
+    users, own = options.get("labels") or {}, metadata["labels"]
+    about_pod: dict[str, Any] = {"labels": {**users, **own}}
+    if options.get("annotations"):
+        about_pod["annotations"] = options["annotations"]
+    metadata["labels"] = {**{key: value for key, value in users.items() if key.startswith(labels.KUEUE)}, **own}
+    body = {
+        "backoffLimit": RETRIES,
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        "podFailurePolicy": {"rules": [on_terminal_exit]},
+        "template": {"metadata": about_pod, "spec": pod},
     }
+    asked = labels.annotation_of(model_serve, labels.RETRY)
+    metadata["annotations"] = {
+        labels.ATTEMPTS: str(attempts),
+        labels.MADE_FROM: labels.short_hash([metadata["labels"], body]),
+        **({labels.RETRY: asked} if asked is not None else {}),
+    }
+    return {"metadata": metadata, "spec": body}
