@@ -117,7 +117,7 @@ def test_products_by_format_and_gpu(gpu: int, weights: WeightFormat, expected: l
 def test_grouped_products_of_experts_by_gpu(gpu, ranks, gate_up, down) -> None:
     found, inner = table("26B-A4B", gpu, ranks=ranks), 704 // ranks
     first = found.choose(Operation.GROUPED, TextLinear.EXPERT_GATE_UP, (2 * inner, 2816))
-    assert (first.kernels, first.fuses_gelu) == (gate_up, gpu == 90)
+    assert (first.kernels, first.ends.gated) == (gate_up, gpu == 90)
     assert found.choose(Operation.GROUPED, TextLinear.EXPERT_DOWN, (2816, inner)).kernels == down
 
 
@@ -210,7 +210,7 @@ def test_exact_is_one_kernel_of_an_operation_whatever_the_rows(variant: str, gpu
         assert found.profile == "exact"
         assert all(choice.most_rows is None for choice in found.choices)
         ours = [choice for choice in found.choices if choice.kernels != ("grouped_rows",)]  # which adds in one order
-        assert not any(choice.fuses_gelu for choice in ours)
+        assert not any(choice.ends.gated for choice in ours)
         assert not {choice.backend for choice in ours} & {Backend.HOPPER, Backend.CUDA}
         fast = resolve(gpu, architecture_of(variant), Formats(weights, kv_layout=layout), ranks=ranks)
         assert {*found.choices} - {*ours} == {each for each in fast.choices if each.kernels == ("grouped_rows",)}

@@ -7,9 +7,8 @@ from functools import lru_cache
 from modelserve.architecture import ModelArchitecture
 from modelserve.planning.engine_rates import Capability, EngineRates
 from modelserve.sizing.backends.launches import dense_products
-from modelserve.sizing.backends.products import CLUSTER_TILE_ROWS
 from modelserve.sizing.backends.resolve import Formats, resolve
-from modelserve.sizing.backends.table import LIBRARY
+from modelserve.sizing.backends.table import Choice
 from modelserve.weight_format import WeightFormat
 
 
@@ -28,10 +27,21 @@ def many_decodes_seconds(
         return ()
     major, minor = capability
     table = resolve(10 * major + minor, architecture, Formats(weight_format), ranks=ranks)
-    bounds = {0, CLUSTER_TILE_ROWS, *(choice.most_rows for choice in table.choices if choice.most_rows is not None)}
-    found = []
-    for rows in sorted(bounds, reverse=True):
-        products = dense_products(table, architecture, rows=rows + 1, ranks=ranks)
-        wide = products["cluster_rows"] if rows >= CLUSTER_TILE_ROWS else 0
-        found.append((rows, products[LIBRARY] * rates.library_seconds + wide * rates.wide_seconds))
-    return tuple(found)
+    bounds = {0}
+    for choice in table.choices:
+        bounds |= {choice.most_rows} if choice.most_rows is not None else set()
+        bounds |= {choice.extra[0] - 1} if choice.extra is not None else set()
+    return tuple(
+        (rows, sum(_extra(choice, rates, rows + 1) * layers for choice, layers in dense_products(
+            table, architecture, rows=rows + 1, ranks=ranks
+        )))
+        for rows in sorted(bounds, reverse=True)
+    )  # fmt: skip
+
+
+def _extra(choice: Choice, rates: EngineRates, rows: int) -> float:
+    """Seconds of one product of so many rows."""
+    if choice.extra is None or rows < choice.extra[0]:
+        return 0.0
+    seconds: float = getattr(rates, choice.extra[1])
+    return seconds

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
+from modelserve.sizing.backends.table import NO_ENDS, Backend, Choice, Ends, KernelTable, Operation, Subject
 from modelserve.weight_format import StoredType
 from modelserve_worker.kernels.operations import NO_KERNELS, MatrixProducts, Operations, Product
 
@@ -18,7 +18,8 @@ CPU = torch.device("cpu")
 def product(multiply: Callable[..., Tensor] | None, *, most_rows: int | None = None, fuses: bool = False) -> Product:
     """`multiply` None: PyTorch's by the matrix's elements."""
     backend = Backend.PLAIN if multiply is None else Backend.TRITON
-    return Product(Choice(Operation.LINEAR, backend, ("chosen",), most_rows=most_rows, fuses_gelu=fuses), multiply)
+    ends = Ends(gated=True, split=True) if fuses else NO_ENDS
+    return Product(Choice(Operation.LINEAR, backend, ("chosen",), most_rows=most_rows, ends=ends), multiply)
 
 
 class ChosenOperations(Operations):

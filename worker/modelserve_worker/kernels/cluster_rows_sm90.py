@@ -92,11 +92,10 @@ def kernel_for(rows: int, matrix_rows: int, inputs: int, *, gated: bool = False)
     )
 
 
-def cluster_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:  # noqa: ARG001
+def cluster_rows(x: Tensor, weight: Tensor, *, gated: bool = False) -> Tensor:
     """x [T, K] times the transposed weight [N, K], both bfloat16 -> [T, N].
 
-    `gated`: weight is [2 M, K] and the result gelu(x W_gate) * (x W_up) [T, M], each rounded as by itself. `split`: the
-    result could be left in parts, which it is not.
+    `gated`: weight is [2 M, K] and the result gelu(x W_gate) * (x W_up) [T, M], each rounded as by itself.
     """
     x = readable(x)
     rows, inputs = x.shape

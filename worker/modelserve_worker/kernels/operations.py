@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from modelserve.assistant import AssistantArchitecture
 from modelserve.sizing.backends.resolve import with_drafter
-from modelserve.sizing.backends.table import LIBRARY, Backend, Choice, KernelTable, Operation, Subject
+from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
 from modelserve.weight_format import StoredType
 from modelserve_worker.kernels.elementwise import ElementwiseDoors, ExactElementwise, PlainElementwise
 from modelserve_worker.kernels.exact_products import PlainExactProducts
@@ -32,12 +33,12 @@ NO_KERNELS = KernelTable(capability=None, profile="fast", on_kernels=False, choi
 @dataclass(frozen=True, slots=True)
 class Product:
     """What multiplies by a matrix. `multiply` (x, held) -> x times the transposed matrix, None: by the matrix's
-    elements, `MatrixProducts.elements`; where the choice fuses it takes `gated` and `split` too, as `linear_rows_sm90`
-    says.
+    elements, `MatrixProducts.elements`; it takes `gated` and `split` too, as `linear_rows_sm90` says, where the choice
+    has such ends.
 
     Of experts (x, held, ends), grouped, of rows sorted by expert: rows [ends[e - 1], ends[e]) of x [R, K] times the
     matrix of expert e -> [R, N], ends int32 [E], which never leave the device. Rows from ends[E - 1] on are undefined;
-    where the choice fuses it takes `gated`.
+    where the choice has that end it takes `gated`.
     """
 
     choice: Choice
@@ -93,7 +94,8 @@ class Operations:
         """Products by the elements of matrices that no kernel of a format multiplies by."""
         if not self.table.on_kernels:
             return PlainExactProducts() if self.exact else PLAIN_PRODUCTS
-        grouped = any("exact_expert_products" in each.kernels for each in self.table.choices)
+        of_experts = (each for each in self.table.choices if each.operation is Operation.GROUPED)
+        grouped = any(each.backend is Backend.TRITON and not each.launch for each in of_experts)
         if not self.exact and not grouped:
             return PLAIN_PRODUCTS
         from modelserve_worker.kernels.exact_products_triton import TritonExactProducts, TritonGroupedProducts
@@ -139,8 +141,8 @@ class Operations:
             return ExactExperts() if self.exact else PlainExperts()
         from modelserve_worker.kernels.experts_triton import TritonExperts
 
-        choices = self.table.of(Operation.EXPERTS)
-        streamed = (each.most_rows or 0 for each in choices if "chosen_rows" in each.kernels)
+        few = (each for each in self.table.of(Operation.EXPERTS) if not each.takes_dense)
+        streamed = (each.most_rows or 0 for each in few if each.backend is Backend.HOPPER)
         return TritonExperts(self._device, exact=self.exact, streamed_rows=max(streamed, default=0))
 
     @cached_property
@@ -165,71 +167,26 @@ class Operations:
         if not self.table.on_kernels:
             return MatrixProducts(elements=self.elements)
         choices = self.table.of(Operation.GROUPED if grouped else Operation.LINEAR, subject, shape)
-        launch = self._multiplies_grouped if grouped else self._multiplies
-        return MatrixProducts(tuple(Product(each, launch(each, stored)) for each in choices), self.elements)
+        return MatrixProducts(tuple(Product(each, self._multiplies(each, stored)) for each in choices), self.elements)
 
     def _in_triton(self, operation: Operation) -> bool:
         return self.table.on_kernels and self.table.choose(operation).backend is Backend.TRITON
 
-    def _multiplies_grouped(self, choice: Choice, stored: StoredType) -> Callable[..., Tensor] | None:
-        if choice.backend is Backend.PLAIN or "exact_expert_products" in choice.kernels:
-            return None
-        if choice.backend is Backend.HOPPER:
-            from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
-
-            return grouped_rows
-        capability: Any = self.table.capability
-        if stored is StoredType.INT4:
-            from modelserve_worker.kernels.int4_linear_triton import int4_grouped, int4_grouped_with
-
-            if self.exact:
-                return partial(int4_grouped_with, tile=exact_tile("int4", capability=capability))
-            return partial(int4_grouped, capability=capability)
-        from modelserve_worker.kernels.fp8_linear_triton import fp8_grouped, fp8_grouped_with
-
-        if self.exact:
-            return partial(fp8_grouped_with, tile=exact_tile("fp8", capability=capability))
-        return partial(fp8_grouped, capability=capability)
-
     def _multiplies(self, choice: Choice, stored: StoredType) -> Callable[..., Tensor] | None:
-        """The launch of the choice's kernel that multiplies: the first that is no library's."""
-        kernel = next((name for name in choice.kernels if name != LIBRARY), None)
-        shared: Any = {"capability": self.table.capability, "shared": self.shared}
-        if kernel is None or kernel == "exact_product":
+        """The launch that the choice names, with what its row is given; None: products by elements."""
+        if not choice.launch:
             return None
-        if choice.backend is Backend.HOPPER:
-            from modelserve_worker.kernels import integer_rows_sm90, linear_int4_sm90, linear_rows_sm90
+        module, function = choice.launch.split(":")
+        launch: Callable[..., Tensor] = getattr(import_module(module), function)
+        given = {name: self._given(name, choice, stored) for name in choice.given}
+        return partial(launch, **given) if given else launch
 
-            if kernel == "cluster_rows":
-                from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
-
-                return cluster_rows
-            if kernel == "linear_int4":
-                return partial(linear_int4_sm90.int4_product, shared=self.shared)
-            if kernel == "integer_rows":
-                return integer_rows_sm90.integer_rows
-            if stored is StoredType.INT4:
-                return linear_rows_sm90.int4_rows
-            if stored is StoredType.FP8:
-                return linear_rows_sm90.fp8_rows
-            return partial(linear_rows_sm90.dense_rows, settles=choice.settles)
-        if stored is StoredType.INT4:
-            from modelserve_worker.kernels import int4_linear_triton as int4
-
-            if self.exact:
-                tile = exact_tile("int4", capability=shared["capability"])
-                return partial(int4.int4_product_with, tile=tile, shared=self.shared)
-            if kernel == "int4_product":
-                return partial(int4.int4_fused_product, **shared)
-            return partial(int4.int4_dequantised_product, shared=self.shared)
-        from modelserve_worker.kernels import fp8_linear_triton as fp8
-
-        if self.exact:
-            tile = exact_tile("fp8", capability=shared["capability"])
-            return partial(fp8.fp8_product_with, tile=tile, shared=self.shared)
-        if kernel == "round_inputs":
-            return fp8.fp8_rounded_product
-        return partial(fp8.fp8_unpacked_product, **shared)
+    def _given(self, name: str, choice: Choice, stored: StoredType) -> Any:
+        """What a row's launch is given by this name (`registry.Argument`)."""
+        if name == "tile":
+            assert self.table.capability is not None
+            return exact_tile("int4" if stored is StoredType.INT4 else "fp8", capability=self.table.capability)
+        return {"capability": self.table.capability, "settles": choice.settles, "shared": self.shared}[name]
 
 
 PLAIN = Operations(NO_KERNELS, torch.device("cpu"))

@@ -66,18 +66,19 @@ class StoredMatrix(nn.Module):
     def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
         """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
         product = self.products.of(x.shape[0])
-        if product is not None and product.choice.fuses_gelu and x.shape[0]:
+        if product is not None and product.choice.ends.gated and x.shape[0]:
             return self._product(x, gated=True)
         return doors.gated_gelu(self.linear(x))
 
-    def _product(self, x: Tensor, **fused: bool) -> Tensor:
+    def _product(self, x: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         product = self.products.of(x.shape[0])
         x = self._ordered(x)
         if product is None or product.multiply is None:
             return self.products.elements.dense(self._rounded(x), self.dense())
         if not x.shape[0]:
             return x.new_empty((0, self.rows))
-        return product.multiply(x, self._held(), **(fused if product.choice.fuses_gelu else {}))
+        ends = {"gated": gated, "split": split and product.choice.ends.split}
+        return product.multiply(x, self._held(), **{name: True for name, asked in ends.items() if asked})
 
     def _ordered(self, x: Tensor) -> Tensor:
         """Inputs in the order of the matrix's columns."""
@@ -111,7 +112,7 @@ class StoredMatrix(nn.Module):
     def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
         """gelu(first half of `grouped`) * second half, each rounded: [R, columns] -> [R, rows / 2]."""
         product = self.products.of(x.shape[0])
-        if product is not None and product.choice.fuses_gelu:
+        if product is not None and product.choice.ends.gated:
             return self._grouped_product(x, ends, gated=True)
         return doors.gated_gelu(self.grouped(x, ends))
 

@@ -62,14 +62,14 @@ def _layer_choices(
     """What one layer of a step of `rows` decodes launches, without what other kernels do besides. Raises KeyError for a
     table of another model."""
     experts = table.choose(Operation.EXPERTS, rows=rows) if architecture.num_experts else None
-    fused, dealt = False, experts is not None and "deal_slots" in experts.kernels
+    fused, dealt = False, experts is not None and experts.most_rows is None
     beside = (TextLinear.GATE_UP, TextLinear.DOWN) if experts is not None and experts.takes_dense else ()
     for operation, subject, shape in layer_calls(architecture, layer, ranks=ranks):
         choice = table.choose(operation, subject, shape, rows=rows)
         if subject in beside or (operation is Operation.GROUPED and not dealt):
             fused = True  # experts' kernels have both products and the gate already
         elif not (operation is Operation.GATED_GELU and fused):
-            fused = choice.fuses_gelu
+            fused = choice.ends.gated
             yield choice
 
 
@@ -86,15 +86,15 @@ def layer_launches(
     return +found
 
 
-def dense_products(table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int) -> Counter[str]:
-    """Dense products in all layers of a step of `rows` decodes, by the kernel that multiplies; without those that an
-    operation beside them does. Raises KeyError for a table of another model."""
-    found: Counter[str] = Counter()
+def dense_products(
+    table: KernelTable, architecture: ModelArchitecture, *, rows: int, ranks: int
+) -> Iterator[tuple[Choice, int]]:
+    """Choices of the dense products of a step of `rows` decodes, each with how many layers multiply so; without those
+    that an operation beside them does. Raises KeyError for a table of another model."""
     for layer, layers in _alike(architecture, ranks):
         for choice in _layer_choices(table, architecture, layer, rows=rows, ranks=ranks):
             if choice.operation is Operation.LINEAR:
-                found[choice.kernels[-1]] += layers
-    return found
+                yield choice, layers
 
 
 def decode_launches(

@@ -1,4 +1,4 @@
-"""Which kernels multiply: by a matrix's format and shape, the GPU, and rows.
+"""Which kernels multiply: a row each, in the order in which they are preferred (`registry.ProductKernel`).
 
 Hopper reads matrices near the speed of memory for up to 32 rows (decision 0018), has another kernel for up to 128 in
 bfloat16, and unpacks INT4 on the way for any number (decision 0019), for one or two to integers. Elsewhere INT4 and FP8
@@ -8,12 +8,11 @@ row is added up in one order (decision 0030).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
-from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, Operation, Subject
+from modelserve.sizing.backends.registry import ANY_ROWS, Matrix, ProductKernel
+from modelserve.sizing.backends.table import LIBRARY, Backend, Ends, Operation
 from modelserve.sizing.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
@@ -23,7 +22,6 @@ from modelserve.sizing.quantised_tiles import (
     dequantised_rows,
     int4_tiles,
 )
-from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
@@ -61,96 +59,6 @@ def takes_format(weight_format: WeightFormat) -> bool:
     return weight_format.stored is StoredType.FP8 or weight_format.group_size in INT4_GROUPS
 
 
-def product_choices(
-    linear: TextLinear | None,
-    shape: tuple[int, int],
-    weight_format: WeightFormat | None,
-    *,
-    capability: int | None,
-    plain_kernels: int = 0,
-    profile: Profile = "fast",
-    settles: bool = False,
-) -> Iterator[Choice]:
-    """Of a matrix with `shape` (outputs, inputs) on one rank; `linear` None is the output head, `capability` None a
-    device without kernels. `plain_kernels`: PyTorch's beside the product, where it makes the elements first. `settles`:
-    few rows in bfloat16 do, on Hopper."""
-    stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
-    quantised = weight_format if stored in (StoredType.INT4, StoredType.FP8) else None
-    subject: Subject = HEAD if linear is None else linear
-    choice = partial(Choice, Operation.LINEAR, subject=subject, shape=shape, format=str(quantised or stored))
-    taken = quantised is not None and takes_format(quantised)
-    if capability is not None and profile == "exact":
-        ordered = (LIBRARY,) if quantised is not None and taken and quantised.activation_order else ()
-        kernels = (*ordered, f"{stored}_product") if taken else (*(LIBRARY,) * plain_kernels, "exact_product")
-        yield choice(Backend.TRITON, kernels, workspace_bytes=SPLIT_SUM_BYTES if taken else 0)
-    elif capability is None or (quantised is not None and not taken):
-        yield choice(Backend.PLAIN, (LIBRARY,) * (plain_kernels + 1))
-    elif quantised is None:
-        if capability == HOPPER and shape[1] % BOX_INPUTS == 0:
-            shared = generation_of(HOPPER).shared_bytes
-            yield _few_rows(partial(choice, settles=settles))
-            if linear is not None and shape[0] % (2 * GROUPED_ROWS) == 0:
-                most = CLUSTER_ROWS_OF.get(shape, CLUSTER_ROWS)
-                yield choice(Backend.HOPPER, ("cluster_rows",), most_rows=most, shared_bytes=shared, fuses_gelu=True)
-        yield choice(Backend.PLAIN, (LIBRARY,))
-    elif stored is StoredType.INT4:
-        yield from _int4(quantised, choice, shape, capability)
-    else:
-        yield from _fp8(quantised, choice, shape, capability)
-
-
-def _few_rows(choice: partial[Choice], ordered: tuple[str, ...] = ()) -> Choice:
-    shared = generation_of(HOPPER).shared_bytes
-    kernels = (*ordered, "linear_rows")
-    return choice(Backend.HOPPER, kernels, most_rows=FEW_ROWS, shared_bytes=shared, fuses_gelu=True)
-
-
-def _int4(
-    weight_format: WeightFormat, choice: partial[Choice], shape: tuple[int, int], capability: int
-) -> Iterator[Choice]:
-    outputs, inputs = shape
-    ordered = (LIBRARY,) if weight_format.activation_order else ()
-    if capability == HOPPER and weight_format.symmetric and inputs % BOX_INPUTS == 0:
-        shared = generation_of(HOPPER).shared_bytes
-        fitting = [rows for rows in INTEGER_ROWS if integer_bytes(rows, int4_tiles(inputs)) <= INTEGER_BYTES]
-        if fitting:
-            kernels = (*ordered, "integer_rows")
-            yield choice(Backend.HOPPER, kernels, most_rows=fitting[-1], shared_bytes=shared, fuses_gelu=True)
-        yield _few_rows(choice, ordered)
-        yield choice(
-            Backend.HOPPER, (*ordered, "linear_int4"), shared_bytes=shared,
-            workspace_bytes=SPLIT_SUM_BYTES, fuses_gelu=True,
-        )  # fmt: skip
-        return
-    yield choice(
-        Backend.TRITON, (*ordered, "int4_product"), most_rows=most_fused_rows(capability),
-        workspace_bytes=SPLIT_SUM_BYTES,
-    )  # fmt: skip
-    blocks = -(-outputs // dequantised_rows(rows=outputs, inputs=inputs))
-    kernels = (*ordered, *("int4_dequantise", LIBRARY) * blocks)
-    yield choice(Backend.TRITON, kernels, workspace_bytes=DEQUANTISED_BLOCK_BYTES)
-
-
-def _fp8(
-    weight_format: WeightFormat, choice: partial[Choice], shape: tuple[int, int], capability: int
-) -> Iterator[Choice]:
-    outputs, inputs = shape
-    by_row = weight_format.scales != "block"
-    few = capability == HOPPER and by_row and inputs % FP8_BLOCK == 0
-    rounds = weight_format.fp8_activations and by_row  # at every number of rows, to the same numbers (decision 0036)
-    if few and rounds:
-        yield replace(_few_rows(choice), most_rows=ROUNDED_AS_READ)
-        yield _few_rows(choice, ("round_precision",))
-    elif few:
-        yield _few_rows(choice)
-    scaled = rounds and outputs % SCALED_MULTIPLE == 0 and capability >= FP8_CAPABILITY
-    if not (few and scaled):
-        most = FP8_UNPACKED_ROWS if scaled else None
-        yield choice(Backend.TRITON, ("fp8_product",), most_rows=most, workspace_bytes=SPLIT_SUM_BYTES)
-    if scaled:
-        yield choice(Backend.TRITON, ("round_inputs", LIBRARY))
-
-
 def grouped_rows_bytes(rows: int) -> int:
     """Shared memory of a thread block of `grouped_rows` that multiplies so many rows of x together: stages with two
     barriers each, results on their way, and where each expert's rows end."""
@@ -161,34 +69,207 @@ def grouped_rows_bytes(rows: int) -> int:
 MOST_GROUPED_BYTES = max(map(grouped_rows_bytes, GROUPED_STAGES))
 
 
-def grouped_choice(
-    linear: TextLinear,
-    shape: tuple[int, int],
-    weight_format: WeightFormat | None,
-    *,
-    experts: int,
-    capability: int | None,
-    plain_kernels: int = 0,
-    profile: Profile = "fast",
-) -> Choice:
-    """Of rows sorted by expert times experts' matrices, for any number of rows.
+def _taken(matrix: Matrix) -> bool:
+    """Whether kernels multiply by the matrix as it is stored."""
+    return matrix.capability is not None and matrix.quantised is not None and takes_format(matrix.quantised)
 
-    Hopper's kernel is for bfloat16 in whole stages of inputs, and enough of them to store the results before meanwhile.
-    It adds in one order whatever the number of rows, so that it is profile exact's, too.
-    PyTorch's has a kernel that lays out its problems there; on other GPUs it reads on the host where each expert's rows
-    end, which no captured step can, so that Triton's kernel of profile exact is that of both.
-    """
-    stored = StoredType.BFLOAT16 if weight_format is None else weight_format.of(linear)
-    quantised = weight_format if stored in (StoredType.INT4, StoredType.FP8) else None
-    choice = partial(Choice, Operation.GROUPED, subject=linear, shape=shape, format=str(quantised or stored))
-    if quantised is not None and capability is not None and takes_format(quantised):
-        ordered = (LIBRARY,) if quantised.activation_order else ()
-        return choice(Backend.TRITON, (*ordered, f"{stored}_expert_products"))
-    outputs, inputs = shape
-    gated = linear is TextLinear.EXPERT_GATE_UP
-    whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and outputs % (GROUPED_ROWS * (1 + gated)) == 0
-    if quantised is None and capability == HOPPER and whole and experts <= GROUPED_EXPERTS:
-        return choice(Backend.HOPPER, ("grouped_rows",), shared_bytes=MOST_GROUPED_BYTES, fuses_gelu=gated)
-    if capability is not None and (profile == "exact" or capability != HOPPER):
-        return choice(Backend.TRITON, (*(LIBRARY,) * plain_kernels, "exact_expert_products"))
-    return choice(Backend.PLAIN, (LIBRARY,) * (2 + plain_kernels))
+
+def _takes(matrix: Matrix, stored: StoredType, *, exact: bool) -> bool:
+    return _taken(matrix) and matrix.stored is stored and matrix.exact is exact
+
+
+def _hopper_takes(matrix: Matrix, stored: StoredType, *, whole: int = BOX_INPUTS) -> bool:
+    """Whether Hopper's kernels, of profile fast, multiply by such a matrix: of whole blocks of inputs."""
+    if matrix.capability != HOPPER or matrix.exact or matrix.stored is not stored or matrix.inputs % whole:
+        return False
+    return matrix.quantised is None or _taken(matrix)
+
+
+def _hopper_takes_int4(matrix: Matrix) -> bool:
+    return _hopper_takes(matrix, StoredType.INT4) and matrix.quantised is not None and matrix.quantised.symmetric
+
+
+def _integer_rows(matrix: Matrix) -> int:
+    if not _hopper_takes_int4(matrix):
+        return 0
+    tiles = int4_tiles(matrix.inputs)
+    return max((rows for rows in INTEGER_ROWS if integer_bytes(rows, tiles) <= INTEGER_BYTES), default=0)
+
+
+def _cluster_rows(matrix: Matrix) -> int:
+    whole = _hopper_takes(matrix, StoredType.BFLOAT16) and matrix.outputs % (2 * GROUPED_ROWS) == 0
+    shape = matrix.outputs, matrix.inputs
+    return CLUSTER_ROWS_OF.get(shape, CLUSTER_ROWS) if whole and matrix.linear is not None else 0
+
+
+def _fp8_rounds(matrix: Matrix) -> bool:
+    """Whether inputs are rounded to e4m3, at every number of rows to the same numbers (decision 0036)."""
+    found = matrix.quantised
+    return found is not None and found.fp8_activations and found.scales != "block"
+
+
+def _fp8_few(matrix: Matrix) -> bool:
+    by_row = matrix.quantised is not None and matrix.quantised.scales != "block"
+    return by_row and _hopper_takes(matrix, StoredType.FP8, whole=FP8_BLOCK)
+
+
+def _fp8_scaled(matrix: Matrix) -> bool:
+    """Whether PyTorch's product of e4m3 by e4m3 takes it."""
+    units = matrix.capability is not None and matrix.capability >= FP8_CAPABILITY
+    return _takes(matrix, StoredType.FP8, exact=False) and _fp8_rounds(matrix) and units and not _odd_outputs(matrix)
+
+
+def _odd_outputs(matrix: Matrix) -> bool:
+    return matrix.outputs % SCALED_MULTIPLE != 0
+
+
+def _fp8_unpacked(matrix: Matrix) -> int | None:
+    scaled = _fp8_scaled(matrix)
+    if not _takes(matrix, StoredType.FP8, exact=False) or (scaled and _fp8_few(matrix)):
+        return 0
+    return FP8_UNPACKED_ROWS if scaled else ANY_ROWS
+
+
+def _int4_fused(matrix: Matrix) -> int:
+    if matrix.capability is None or not _takes(matrix, StoredType.INT4, exact=False):
+        return 0
+    return most_fused_rows(matrix.capability)
+
+
+def _dequantising(matrix: Matrix) -> tuple[str, ...]:
+    blocks = -(-matrix.outputs // dequantised_rows(rows=matrix.outputs, inputs=matrix.inputs))
+    return (*matrix.ordering, *("int4_dequantise", LIBRARY) * blocks)
+
+
+def _grouped_on_hopper(matrix: Matrix) -> bool:
+    """In whole stages of inputs, and enough of them to store the results before meanwhile."""
+    inputs, gated = matrix.inputs, matrix.linear is TextLinear.EXPERT_GATE_UP
+    whole = inputs % BOX_INPUTS == 0 and inputs >= 8 * BOX_INPUTS and matrix.outputs % (GROUPED_ROWS * (1 + gated)) == 0
+    dense = matrix.capability == HOPPER and matrix.quantised is None
+    return dense and whole and matrix.experts <= GROUPED_EXPERTS
+
+
+def _any_rows(taken: bool) -> int | None:
+    return ANY_ROWS if taken else 0
+
+
+def _split_sums(_matrix: Matrix) -> tuple[str, int]:
+    return "split_sums", SPLIT_SUM_BYTES
+
+
+def _dequantised_block(_matrix: Matrix) -> tuple[str, int]:
+    return "dequantised_block", DEQUANTISED_BLOCK_BYTES
+
+
+_KERNELS = "modelserve_worker.kernels."
+_ROWS, _INT4, _FP8 = _KERNELS + "linear_rows_sm90:", _KERNELS + "int4_linear_triton:", _KERNELS + "fp8_linear_triton:"
+_SHARED = generation_of(HOPPER).shared_bytes
+_FUSED = Ends(gated=True, split=True)
+_hopper = partial(ProductKernel, backend=Backend.HOPPER, shared_bytes=_SHARED, ends=_FUSED)
+_triton = partial(ProductKernel, backend=Backend.TRITON)
+_grouped = partial(ProductKernel, operation=Operation.GROUPED)
+
+DENSE_PRODUCTS = (
+    # Of profile exact: one kernel for any number of rows.
+    _triton(
+        "int4_exact", takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=True)),
+        launch=_INT4 + "int4_product_with", given=("tile", "shared"),
+        kernels=lambda m: (*m.ordering, "int4_product"), buffer=_split_sums,
+    ),
+    _triton(
+        "fp8_exact", takes=lambda m: _any_rows(_takes(m, StoredType.FP8, exact=True)),
+        launch=_FP8 + "fp8_product_with", given=("tile", "shared"),
+        kernels=lambda m: (*m.ordering, "fp8_product"), buffer=_split_sums,
+    ),
+    _triton(
+        "exact_product", takes=lambda m: _any_rows(m.exact),
+        kernels=lambda m: (*(LIBRARY,) * m.plain_kernels, "exact_product"),
+    ),
+    # Of Hopper, few rows before many.
+    _hopper("integer_rows", takes=_integer_rows, launch=_KERNELS + "integer_rows_sm90:integer_rows"),
+    _hopper(
+        "int4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_int4(m) else 0, launch=_ROWS + "int4_rows",
+        kernels=lambda m: (*m.ordering, "linear_rows"),
+    ),
+    _hopper(
+        "linear_int4", takes=lambda m: _any_rows(_hopper_takes_int4(m)), buffer=_split_sums,
+        launch=_KERNELS + "linear_int4_sm90:int4_product", given=("shared",),
+    ),
+    _hopper(
+        "fp8_rows", takes=lambda m: (ROUNDED_AS_READ if _fp8_rounds(m) else FEW_ROWS) if _fp8_few(m) else 0,
+        launch=_ROWS + "fp8_rows", kernels=lambda _: ("linear_rows",),
+    ),
+    _hopper(
+        "fp8_rounded_rows", takes=lambda m: FEW_ROWS if _fp8_few(m) and _fp8_rounds(m) else 0,
+        launch=_ROWS + "fp8_rows", kernels=lambda _: ("round_precision", "linear_rows"),
+    ),
+    _hopper(
+        "dense_rows", takes=lambda m: FEW_ROWS if _hopper_takes(m, StoredType.BFLOAT16) else 0,
+        launch=_ROWS + "dense_rows", given=("settles",), kernels=lambda _: ("linear_rows",),
+    ),
+    _hopper(
+        "cluster_rows", takes=_cluster_rows, launch=_KERNELS + "cluster_rows_sm90:cluster_rows", ends=Ends(gated=True),
+        extra=(CLUSTER_TILE_ROWS + 1, "wide_seconds"),
+    ),
+    # Of every GPU that has kernels.
+    _triton(
+        "int4_product", buffer=_split_sums, launch=_INT4 + "int4_fused_product", given=("capability", "shared"),
+        takes=_int4_fused,
+    ),
+    _triton(
+        "int4_dequantised", takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=False)),
+        launch=_INT4 + "int4_dequantised_product", given=("shared",), kernels=_dequantising, buffer=_dequantised_block,
+        extra=(1, "library_seconds"),
+    ),
+    _triton(
+        "fp8_product", takes=_fp8_unpacked, launch=_FP8 + "fp8_unpacked_product", given=("capability", "shared"),
+        buffer=_split_sums,
+    ),
+    _triton(
+        "fp8_scaled", takes=lambda m: _any_rows(_fp8_scaled(m)), launch=_FP8 + "fp8_rounded_product",
+        kernels=lambda _: ("round_inputs", LIBRARY), extra=(1, "library_seconds"),
+    ),
+    ProductKernel(
+        "plain", Backend.PLAIN, takes=lambda _: ANY_ROWS, kernels=lambda m: (LIBRARY,) * (m.plain_kernels + 1),
+        extra=(1, "library_seconds"),
+    ),
+)  # fmt: skip
+"""By one matrix, which the whole of a step's rows are multiplied by."""
+
+GROUPED_PRODUCTS = (
+    _grouped(
+        "int4_experts_exact", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=True)),
+        launch=_INT4 + "int4_grouped_with", given=("tile",),
+        kernels=lambda m: (*m.ordering, "int4_expert_products"),
+    ),
+    _grouped(
+        "fp8_experts_exact", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.FP8, exact=True)),
+        launch=_FP8 + "fp8_grouped_with", given=("tile",), kernels=lambda _: ("fp8_expert_products",),
+    ),
+    _grouped(
+        "int4_expert_products", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=False)),
+        launch=_INT4 + "int4_grouped", given=("capability",),
+    ),
+    _grouped(
+        "fp8_expert_products", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.FP8, exact=False)),
+        launch=_FP8 + "fp8_grouped", given=("capability",),
+    ),
+    # It adds in one order whatever the number of rows, so that it is profile exact's, too.
+    _grouped(
+        "grouped_rows", Backend.HOPPER, takes=lambda m: _any_rows(_grouped_on_hopper(m)),
+        launch=_KERNELS + "grouped_rows_sm90:grouped_rows", ends=Ends(gated=True), shared_bytes=MOST_GROUPED_BYTES,
+    ),
+    # PyTorch's has a kernel that lays out its problems on Hopper; on other GPUs it reads on the host where each
+    # expert's rows end, which no captured step can, so that profile exact's kernel is that of both profiles.
+    _grouped(
+        "exact_expert_products", Backend.TRITON,
+        takes=lambda m: _any_rows(m.exact or m.capability not in (None, HOPPER)),
+        kernels=lambda m: (*(LIBRARY,) * m.plain_kernels, "exact_expert_products"),
+    ),
+    _grouped(
+        "plain_experts", Backend.PLAIN, takes=lambda _: ANY_ROWS, kernels=lambda m: (LIBRARY,) * (2 + m.plain_kernels),
+    ),
+)  # fmt: skip
+"""By the matrices of experts, of rows that are sorted by expert."""
+
+PRODUCTS = (*DENSE_PRODUCTS, *GROUPED_PRODUCTS)

@@ -11,6 +11,7 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import assistant_tensors
+from modelserve.sizing.backends import products
 from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices, span_choices
 from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
 from modelserve.sizing.backends.products import (
@@ -22,10 +23,9 @@ from modelserve.sizing.backends.products import (
     GROUPED_EXPERTS,
     GROUPED_TILE,
     MOST_GROUPED_BYTES,
-    grouped_choice,
-    product_choices,
     takes_format,
 )
+from modelserve.sizing.backends.registry import Matrix, choices_of
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Subject
 from modelserve.sizing.dequantisation import kernels as dequantising_kernels
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
@@ -102,7 +102,8 @@ def with_drafter(table: KernelTable, assistant: AssistantArchitecture, *, ranks:
         shape = tensor.rows, tensor.columns
         if tensor.columns > 1 and (key := (Operation.LINEAR, subject, shape)) not in known:
             known.add(key)
-            added += product_choices(tensor.linear, shape, None, capability=table.capability, profile=table.profile)
+            matrix = Matrix(tensor.linear, *shape, None, table.capability, table.profile)
+            added += choices_of(matrix, products.PRODUCTS)
     return replace(table, choices=(*table.choices, *added)) if table.on_kernels else table
 
 
@@ -133,11 +134,11 @@ def _products(
         if key in seen or not (head or tensor.linear) or tensor.count > 1:
             continue
         seen.add(key)
-        yield from product_choices(
-            tensor.linear, key[1:], weight_format, capability=capability,
-            plain_kernels=_plain_kernels(tensor, weight_format), profile=profile,
-            settles=_settles(model, tensor.linear),
+        matrix = Matrix(
+            *key, weight_format, capability, profile,
+            plain_kernels=_plain_kernels(tensor, weight_format), settles=_settles(model, tensor.linear),
         )  # fmt: skip
+        yield from choices_of(matrix, products.PRODUCTS)
 
 
 def _settles(model: ModelArchitecture, linear: TextLinear | None) -> bool:
@@ -205,10 +206,11 @@ def _experts(
     yield choice(Operation.EXPERTS, "deal_slots", "copy_rows")
     for tensor in layer_tensors(model, 0, ranks):
         if tensor.linear in _EXPERT_LINEARS:
-            yield grouped_choice(
-                tensor.linear, (tensor.rows, tensor.columns), weight_format, experts=model.num_experts,
-                capability=capability, plain_kernels=_plain_kernels(tensor, weight_format), profile=profile,
+            matrix = Matrix(
+                tensor.linear, tensor.rows, tensor.columns, weight_format, capability, profile,
+                experts=model.num_experts, plain_kernels=_plain_kernels(tensor, weight_format),
             )  # fmt: skip
+            yield from choices_of(matrix, products.PRODUCTS)
     if ranks > 1:
         yield choice(Operation.WEIGHTED_SUM, "weighted_sum")
     yield choice(Operation.ADD_BRANCHES, "add_branches")

@@ -55,16 +55,34 @@ Subject = TextLinear | LayerKind | Literal["head", ""]
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """What a product's kernel does with its sums before it stores them.
+
+    `gated`: it can leave gelu(first half) * second half of the outputs, so that no kernel follows that makes it.
+    `split`: it can leave float32 sums over parts of the inputs, for a reader that adds them. `additive`: it adds a term
+    that is given by row and output, before anything else. `tap`: it stores the sums a second time, for another reader.
+    """
+
+    gated: bool = False
+    split: bool = False
+    additive: bool = False
+    tap: bool = False
+
+
+NO_ENDS = Ends()
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The kernels of one operation for up to so many rows.
 
     `subject`: the linear layer or the kind of layer that it is of, and `shape` (outputs, inputs) a matrix's share on
     one rank. `kernels` are launched in this order by one call. `most_rows` None: any number; of decode attention it
     counts segments of one row, of experts tokens. `most_keys`: of sliding chunks and the windows before them together.
-    `fuses_gelu`: the product leaves gelu(gate) * up, so no kernel follows that makes it. `settles`: whatever starts
-    behind it finds all complete that came before it, and may read that before it waits. `fuses_norm`: a router adds to
-    the residual and norms, so no kernel stands before it that does. `takes_dense`: experts' kernels multiply by the
-    dense MLP's matrices, too.
+    `ends`: of a product. `settles`: whatever starts behind it finds all complete that came before it, and may read that
+    before it waits. `fuses_norm`: a router adds to the residual and norms, so no kernel stands before it that does.
+    `takes_dense`: experts' kernels multiply by the dense MLP's matrices, too. `launch`, `given` and `extra` of a
+    product are its row's (`ProductKernel`).
     """
 
     operation: Operation
@@ -77,11 +95,15 @@ class Choice:
     most_keys: int | None = None
     shared_bytes: int | None = None  # dynamic shared memory of a thread block, at most; None: the compiler says
     workspace_bytes: int = 0  # once, shared with other operations that launch one after the other
+    buffer: str = ""  # its name: choices that name the same one share it
     row_bytes: int = 0  # of workspace for each row
-    fuses_gelu: bool = False
+    ends: Ends = NO_ENDS
     settles: bool = False
     fuses_norm: bool = False
     takes_dense: bool = False
+    launch: str = ""
+    given: tuple[str, ...] = ()
+    extra: tuple[int, str] | None = None
 
     @property
     def launches(self) -> int:
