@@ -2,12 +2,12 @@
 
     python tests/worker/kernels/compile_kernels.py [--capability 90 ...] [--file KERNELS.py] [--match TEXT]
 
-Prints one line per kernel, shape and compute capability, and the problems last; exits with 1 when there are any. What
-is compiled is what models launch (`traced_launches`), or what `launch_all` of the file given does; a kernel in
-`modelserve_worker.kernels.*_triton` that none of them launches is a problem too. Shared memory is the most that one
-block may have (`modelserve.sizing.backends.generations`). Registers and spills are those that ptxas reports. From
-capability 9.0 on, what a kernel does before it waits for the one before it is read from its PTX (`dependent_launch`
-says what it may).
+Prints one row per kernel, shape and compute capability (`golden_code` says what is in it), and the problems last; exits
+with 1 when there are any. What is compiled is what models launch (`traced_launches`), kernels in CUDA C++ included, or
+what `launch_all` of the file given does; a kernel in `modelserve_worker.kernels.*_triton` that none of them launches is
+a problem too. Shared memory is the most that one block may have (`modelserve.sizing.backends.generations`). Registers
+and spills are those that ptxas reports. From capability 9.0 on, what a kernel of Triton does before it waits for the
+one before it is read from its PTX (`dependent_launch` says what it may).
 """
 
 from __future__ import annotations
@@ -20,12 +20,25 @@ import pkgutil
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from traced_launches import CASES, Traced, kernel_module, launches_of, launches_of_file, never_launched, once_each
+from golden_code import Row
+from machine_code import code_hash, compilers
+from traced_launches import (
+    CASES,
+    Source,
+    Traced,
+    kernel_module,
+    launches_of,
+    launches_of_file,
+    never_launched,
+    once_each,
+)
+
+from modelserve.sizing.backends.generations import generation_of
 
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 COMPILED = (80, 89, 90, 100, 120)  # 8.6 has the tiles of 8.9 and the arithmetic of 8.0
@@ -48,17 +61,17 @@ SPILLS = (
     ("sliding_chunk(", 704),
     ("int4_product(", 16),
     ("int4_expert_products(", 16),
+    ("rank_sum(WIDTH=2048,RANKS=2,NORMS=0; sm_80", 8),
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    launch: Traced
-    capability: int
+    """`row`: None where nothing was compiled."""
+
+    launch: Traced | Source
     problems: tuple[str, ...]
-    registers: int = 0
-    spilled_bytes: int = 0
-    shared_bytes: int = 0
+    row: Row | None = None
 
 
 def kernel_modules() -> list[str]:
@@ -102,37 +115,51 @@ def early_work(ptx: str, launch: Traced, *, waits: bool) -> Iterator[str]:
             origins[registers[0]] = origins.get(registers[0], set()) | known
 
 
-def compile_one(launch: Traced, capability: int) -> Outcome:
-    import triton
-
-    from modelserve.sizing.backends.generations import generation_of
-    from modelserve_worker.execution.kernel_trace import TargetDriver
-
-    triton.runtime.driver.set_active(TargetDriver(capability))  # kernels ask it what they are compiled for
-    triton.knobs.nvidia.dump_ptxas_log = True  # printed after every compilation
-    log = io.StringIO()
+def compile_one(launch: Traced | Source, capability: int) -> Outcome:
+    compiled = compiled_by_nvrtc if isinstance(launch, Source) else compiled_by_triton
     try:
-        with contextlib.redirect_stdout(log):
-            compiled = getattr(kernel_module(launch.module), launch.kernel).preload(launch.specialization)
+        cubin, log, shared, early = compiled(launch, capability)
     except Exception as error:  # whatever the compiler raises is the finding
-        return Outcome(launch, capability, (f"does not compile: {type(error).__name__}: {str(error).strip()[-2000:]}",))
-    registers = re.search(r"Used (\d+) registers", log.getvalue())
-    spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
+        return Outcome(launch, (f"does not compile: {type(error).__name__}: {str(error).strip()[-2000:]}",))
+    registers = re.search(r"Used (\d+) registers", log)
+    spilled = re.search(r"(\d+) bytes spill stores", log)
     if registers is None or spilled is None:
-        return Outcome(launch, capability, (f"ptxas reported neither registers nor spills: {log.getvalue()!r}",))
-    used, stored, shared = int(registers[1]), int(spilled[1]), compiled.metadata.shared
+        return Outcome(launch, (f"ptxas reported neither registers nor spills: {log!r}",))
+    used, stored = int(registers[1]), int(spilled[1])
     most, accepted = generation_of(capability).shared_bytes, accepted_spills(launch)
     problems = (
         (used > MOST_REGISTERS, f"{used} registers, of {MOST_REGISTERS}"),
         (stored > accepted, f"{stored} bytes of spill stores, of {accepted} accepted"),
         (shared > most, f"{shared} bytes of shared memory, of {most}"),
     )
-    early = early_work(compiled.asm["ptx"], launch, waits=capability >= DEPENDENT_LAUNCH)
     found = (*(text for wrong, text in problems if wrong), *early)
-    return Outcome(launch, capability, found, used, stored, shared)
+    return Outcome(launch, found, Row(f"sm_{capability}", launch.key, used, stored, shared, code_hash(cubin)))
 
 
-def accepted_spills(launch: Traced) -> int:
+Compiled = tuple[bytes, str, int, Iterable[str]]  # cubin, what ptxas says, bytes of shared memory, early work
+
+
+def compiled_by_triton(launch: Traced, capability: int) -> Compiled:
+    import triton
+
+    from modelserve_worker.execution.kernel_trace import TargetDriver
+
+    triton.runtime.driver.set_active(TargetDriver(capability))  # kernels ask it what they are compiled for
+    triton.knobs.nvidia.dump_ptxas_log = True  # printed after every compilation
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        compiled = getattr(kernel_module(launch.module), launch.kernel).preload(launch.specialization)
+    early = early_work(compiled.asm["ptx"], launch, waits=capability >= DEPENDENT_LAUNCH)
+    return compiled.asm["cubin"], log.getvalue(), compiled.metadata.shared, early
+
+
+def compiled_by_nvrtc(launch: Source, _capability: int) -> Compiled:
+    from modelserve_worker.kernels.cuda_kernel import compiled
+
+    return *compiled(launch.source), launch.source.shared_bytes, ()
+
+
+def accepted_spills(launch: Traced | Source) -> int:
     return next((most for name, most in SPILLS if launch.name.startswith(name)), 0)
 
 
@@ -142,31 +169,45 @@ def main() -> int:
     parser.add_argument("--file", help="a module with launch_all, instead of the worker's")
     parser.add_argument("--match", default="", help="only launches whose name contains this")
     chosen = parser.parse_args()
+    print(*(f"# compiled by {each}" for each in compilers()), sep="\n")
+    outcomes, problems = compile_all(chosen.capability, chosen.file, chosen.match, heard=lambda row: print(row))
+    print(f"{len(outcomes)} compiled, {len(problems)} problems", *problems, sep="\n")
+    return bool(problems)
+
+
+def compile_all(
+    capabilities: Sequence[int],
+    file: str | None = None,
+    match: str = "",
+    *,
+    heard: Callable[[Row], object] = lambda _: None,
+) -> tuple[list[Outcome], list[str]]:
+    """What became of every launch, and the problems. `heard`: hears of each row at once."""
     os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel has nothing to compile
-    outcomes, launched = list[Outcome](), list[Traced]()
+    outcomes, launched, problems = list[Outcome](), list[Traced](), list[str]()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
         # A process compiles for one capability: Triton keeps how fp8 is converted from the first that it compiled for.
-        for capability in chosen.capability:
+        for capability in capabilities:
             with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-                if chosen.file is None:
+                if file is None:
                     traces = pool.map(launches_of, CASES, [capability] * len(CASES))
                 else:
-                    traces = pool.map(launches_of_file, [chosen.file], [capability])
+                    traces = pool.map(launches_of_file, [file], [capability])
                 found = once_each(launch for trace in traces for launch in trace)
-                launched += found
-                todo = [launch for launch in found if chosen.match in launch.name]
+                launched += (launch for launch in found if isinstance(launch, Traced))
+                todo = [launch for launch in found if match in launch.name]
                 for outcome in pool.map(compile_one, todo, [capability] * len(todo)):
                     outcomes.append(outcome)
-                    used = f"{outcome.registers:3d} registers {outcome.spilled_bytes:5d} B spilled"
-                    print(f"sm_{capability} {used} {outcome.shared_bytes:6d} B shared  {outcome.launch.name}")
-    problems = [] if outcomes else ["no launch was found"]
-    if {*COMPILED} <= {*chosen.capability} or chosen.file is not None:
-        modules = kernel_modules() if chosen.file is None else [chosen.file]
-        problems += [f"{name} is launched by nobody" for name in never_launched(modules, launched)]
-    problems += [f"sm_{o.capability} {o.launch.name}: {text}" for o in outcomes for text in o.problems]
-    print(f"{len(outcomes)} compiled, {len(problems)} problems", *problems, sep="\n")
-    return bool(problems)
+                    problems += (f"sm_{capability} {outcome.launch.name}: {text}" for text in outcome.problems)
+                    if outcome.row is not None:
+                        heard(outcome.row)
+    if not outcomes:
+        problems.insert(0, "no launch was found")
+    if {*COMPILED} <= {*capabilities} or file is not None:
+        modules = kernel_modules() if file is None else [file]
+        problems[:0] = [f"{name} is launched by nobody" for name in never_launched(modules, launched)]
+    return outcomes, problems
 
 
 if __name__ == "__main__":

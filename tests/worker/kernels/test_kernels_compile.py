@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import golden_code
 import pytest
 from traced_launches import Traced, once_each
 
@@ -31,10 +32,14 @@ def compile_kernels(*arguments: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.timeout(1800)  # a thousand launches, on two cores that other tests share
-def test_every_kernel_compiles_within_its_limits() -> None:
+def test_every_kernel_compiles_within_its_limits_to_the_code_that_is_committed() -> None:
     status, lines = compile_kernels()
     assert status == 0, "\n".join(lines)
     assert lines[-1].endswith("0 problems")
+    compiled = golden_code.read(lines)
+    assert len({row.launch for row in compiled.rows}) == len(compiled.rows), "a row of the file is one launch"
+    moved = golden_code.moved(golden_code.read(golden_code.GOLDEN.read_text().splitlines()), compiled)
+    assert moved == [], "\n".join(moved)
 
 
 def test_faults_are_found_and_a_sound_kernel_beside_them_is_not_blamed() -> None:

@@ -7,6 +7,7 @@ constants: of those that differ in integers alone, the one of which the compiler
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -16,7 +17,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modelserve_worker.kernels.cuda_kernel import CudaSource  # imports torch
 
 FP8_CACHE_CAPABILITY = 89  # the least that computes with e4m3
 
@@ -90,6 +94,15 @@ class Traced:
         return f"{self.kernel}({types}; {constants})"
 
     @property
+    def key(self) -> str:
+        """What tells launches apart that are compiled, without the names of modules and of pointers."""
+        _, kernel, *known, warps, stages = self.shape
+        constants = ",".join(str(each) for each in known if "=" in str(each))
+        runs = itertools.groupby(str(each) for each in known if "=" not in str(each))
+        pointers = ",".join(f"{len(list(run))}{kind}" for kind, run in runs)
+        return f"{kernel}({pointers}; {constants}; {warps} warps, {stages} stages)"
+
+    @property
     def shape(self) -> tuple[object, ...]:
         """What launches of one shape have in common."""
         own = [f"{name}={value}" for name, value in self.constants.items() if name.isupper() or value is None]
@@ -103,9 +116,23 @@ class Traced:
         return len(self.constants) * 100 + sum(map(bool, self._known["attrs_vals"]))
 
 
-def once_each(launches: Iterable[Traced]) -> list[Traced]:
+@dataclass(frozen=True)
+class Source:
+    """A launch of a kernel in CUDA C++."""
+
+    source: CudaSource
+    told = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.source.entry}({','.join(self.source.defines)}; {self.source.target})"
+
+    name = shape = key
+
+
+def once_each(launches: Iterable[Traced | Source]) -> list[Traced | Source]:
     """One launch of each shape, in the order in which shapes come first."""
-    found: dict[tuple[object, ...], Traced] = {}
+    found: dict[object, Traced | Source] = {}
     for launch in launches:
         before = found.setdefault(launch.shape, launch)
         if launch.told < before.told:
@@ -113,7 +140,7 @@ def once_each(launches: Iterable[Traced]) -> list[Traced]:
     return list(found.values())
 
 
-def launches_of(case: Case, capability: int) -> list[Traced]:
+def launches_of(case: Case, capability: int) -> list[Traced | Source]:
     """In a process of its own: from here on Triton compiles for `capability`."""
     from modelserve.architecture import ModelArchitecture
     from modelserve.engine_args import EngineArgs
@@ -135,8 +162,10 @@ def launches_of(case: Case, capability: int) -> list[Traced]:
         weight_format=None if case.weights == "bf16" else WeightFormat(**FORMATS[case.weights]),
         at_start=case.at_start,
     )
-    kernels = (each for each in launches if isinstance(each, KernelLaunch))
-    return once_each(Traced(each.module, each.kernel, each.specialization) for each in kernels)
+    return once_each(
+        Traced(each.module, each.kernel, each.specialization) if isinstance(each, KernelLaunch) else Source(each)
+        for each in launches
+    )
 
 
 def launches_of_file(name: str, capability: int) -> list[Traced]:

@@ -1,0 +1,135 @@
+"""The machine code of every kernel that models launch, as it is committed in `golden_code.tsv`, a row a kernel.
+
+    python tests/worker/kernels/golden_code.py --record          compile all and write the rows; about 5 minutes
+    python tests/worker/kernels/golden_code.py --same-code FILE  compare with another such file, whatever rows are named
+
+A row: GPU generation, registers, bytes of spill stores, bytes of shared memory of a launch, `machine_code.code_hash`,
+and the launch: kernel, element types of pointers in their order, constants. Tests compare the rows with what is
+compiled. Whoever changes a kernel records anew in the same commit, whose difference then names the launches that it
+moves. Files before and after a change that only renames or moves have the same code: `git show main:FILE` is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+GOLDEN = Path(__file__).parent / "golden_code.tsv"
+RECORD = "python tests/worker/kernels/golden_code.py --record"
+_COMPILER = "# compiled by "
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    target: str  # sm_90
+    name: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    code: str
+
+    @property
+    def launch(self) -> tuple[str, str]:
+        return self.target, self.name
+
+    @property
+    def compiled(self) -> tuple[str, int, int, int, str]:
+        """All but the name."""
+        return self.target, self.registers, self.spilled_bytes, self.shared_bytes, self.code
+
+    def __str__(self) -> str:
+        sizes = f"{self.registers:3d}\t{self.spilled_bytes:4d}\t{self.shared_bytes:6d}"
+        return f"{self.target}\t{sizes}\t{self.code}\t{self.name}"
+
+
+@dataclass(frozen=True)
+class Golden:
+    compilers: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def text(self) -> str:
+        head = "# Written by `golden_code.py --record`: target, registers, bytes spilled, shared bytes, code, launch"
+        said = (f"{_COMPILER}{each}" for each in self.compilers)
+        return "\n".join((head, *said, *map(str, sorted(self.rows)), ""))
+
+
+def read(lines: Iterable[str]) -> Golden:
+    """Of a file's lines, or of those that compile_kernels.py prints: what is no row and no compiler is passed over."""
+    compilers, rows = list[str](), list[Row]()
+    for line in lines:
+        parts = line.rstrip("\n").split("\t")
+        if line.startswith(_COMPILER):
+            compilers.append(line.removeprefix(_COMPILER).strip())
+        elif len(parts) == 6:
+            target, registers, spilled, shared, code, name = parts
+            rows.append(Row(target, name, int(registers), int(spilled), int(shared), code))
+    return Golden(tuple(compilers), tuple(rows))
+
+
+def moved(golden: Golden, now: Golden) -> list[str]:
+    """What is to be said of rows that are not as they are committed; empty where all are."""
+    if golden.compilers != now.compilers:
+        recorded, here = " and ".join(golden.compilers), " and ".join(now.compilers)
+        others = f"the rows are of {recorded}, and here is {here}: what other compilers make is not compared"
+        return [f"{others}. Install what requirements.txt pins; or, where it pins others now, record anew: {RECORD}"]
+    before, after = ({row.launch: row for row in each.rows} for each in (golden, now))
+    said = [
+        f"{row.target} {row.name}: {_sizes(row)}, was {_sizes(before[row.launch])}"
+        for row in now.rows
+        if row.launch in before and row != before[row.launch]
+    ]
+    gone = [row for row in golden.rows if row.launch not in after]
+    for row in (row for row in now.rows if row.launch not in before):
+        alike = next((other for other in gone if other.compiled == row.compiled), None)
+        if alike is None:
+            said.append(f"{row.target} {row.name}: is new")
+        else:
+            gone.remove(alike)
+            said.append(f"{row.target} {row.name}: is the code that was {alike.name}")
+    said += [f"{row.target} {row.name}: is compiled no more" for row in gone]
+    return [*said, f"{len(said)} rows moved. Where that is meant, record them in this commit: {RECORD}"] if said else []
+
+
+def _sizes(row: Row) -> str:
+    return f"code {row.code}, {row.registers} registers, {row.spilled_bytes} B spilled, {row.shared_bytes} B shared"
+
+
+def other_code(one: Golden, other: Golden) -> Iterator[str]:
+    """Rows by which two files differ when names are left out, how often each code is compiled included."""
+    for mark, left, right in (("-", one, other), ("+", other, one)):
+        surplus = Counter(row.compiled for row in left.rows) - Counter(row.compiled for row in right.rows)
+        for row in sorted(left.rows):
+            if surplus[row.compiled] > 0:
+                surplus[row.compiled] -= 1
+                yield f"{mark} {row}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--record", action="store_true", help=f"write {GOLDEN.name}")
+    asked.add_argument("--same-code", metavar="FILE", type=Path, help="exit with 1 where the code of FILE is another")
+    chosen = parser.parse_args()
+    golden = read(GOLDEN.read_text().splitlines()) if GOLDEN.exists() else Golden((), ())
+    if chosen.same_code is not None:
+        differences = list(other_code(read(chosen.same_code.read_text().splitlines()), golden))
+        counts = Counter(row.target for row in golden.rows)
+        print(*differences, *(f"{target}: {count} launches" for target, count in counts.items()), sep="\n")
+        print(f"{len(differences)} rows of other code" if differences else "all code is the same")
+        return bool(differences)
+    from compile_kernels import COMPILED, compile_all
+    from machine_code import compilers
+
+    outcomes, problems = compile_all(COMPILED)
+    now = Golden(compilers(), tuple(row for outcome in outcomes if (row := outcome.row) is not None))
+    print(*problems, *moved(golden, now), sep="\n")
+    GOLDEN.write_text(now.text())
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
