@@ -40,7 +40,8 @@ from modelserve_worker.execution.kernel_build import build_kernels
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.loader import load_model
 from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.kernels.kernel_cache import SHIPPED_VARIABLE, use_kernel_cache
+from modelserve_worker.kernels.cache_folder import SHIPPED_VARIABLE
+from modelserve_worker.kernels.kernel_cache import use_kernel_cache
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact

@@ -23,6 +23,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve_worker.execution import kernels_ahead
 from modelserve_worker.execution.container_limits import cores
 from modelserve_worker.kernels import cuda_kernel, kernel_cache
+from modelserve_worker.kernels.kept_files import sealed, write_whole
 from modelserve_worker.nvml import InstalledGPU
 
 H200 = InstalledGPU("NVIDIA-H200", 143_771, (9, 0))
@@ -151,7 +152,7 @@ def test_a_missing_kernel_is_waited_for_while_others_compile(
             if len(polls) == 3:
                 missing.put_group("b.json", {"b.cubin": missing.put(b"cubin", "b.cubin")})
             if len(polls) == 5:
-                (lock.parent / "cache" / "b.cubin").write_bytes(b"of NVRTC")
+                (lock.parent / "cache" / "b.cubin").write_bytes(sealed(b"of NVRTC"))
             if len(polls) == 8:
                 fcntl.flock(holder, fcntl.LOCK_UN)
 
@@ -264,13 +265,43 @@ def test_a_complete_cache_is_named_by_all_that_its_kernels_depend_on(
         kernels_ahead.complete_name(args.model_copy(update={"max_num_seqs": 2}), 90),
         kernels_ahead.complete_name(checkpoint(tmp_path / "float32", dtype="float32"), 90),
     }
+    versions = kernels_ahead.version
+    monkeypatch.setattr(kernels_ahead, "version", lambda name: versions(name) + "1" * (name == "nvidia-cuda-nvrtc"))
+    others.add(kernels_ahead.complete_name(args, 90))
+    monkeypatch.setattr(kernels_ahead, "version", versions)
+    assert kernels_ahead.complete_name(args, 90) == name
     monkeypatch.setenv("TRITON_DEBUG", "1")
     others.add(kernels_ahead.complete_name(args, 90))
     monkeypatch.delenv("TRITON_DEBUG")
     monkeypatch.setattr(modelserve, "__path__", [str(tmp_path / "model")])  # as if it had other sources
     others.add(kernels_ahead.complete_name(args, 90))
-    assert len(others - {name}) == 5
+    assert len(others - {name}) == 6
     assert kernels_ahead.complete_name(EngineArgs(model="absent"), 90) == ""
+
+
+@pytest.mark.usefixtures("_cache")
+def test_a_cache_is_complete_where_all_that_was_listed_is_there(tmp_path: Path) -> None:
+    """In it or shipped, as long as it was; a list that is damaged, or another release's empty one, says nothing."""
+    marker = tmp_path / "cache" / "modelserve-complete-1"
+    files = [tmp_path / "cache" / name for name in ("KEY/a.cubin", "b.cubin")] + [tmp_path / "shipped" / "c.cubin"]
+    names = {"KEY/a.cubin", "b.cubin", "c.cubin"}
+    for file in files:
+        write_whole(file, b"cubin")
+    kernels_ahead._mark_complete(marker, names | {"lost"})
+    assert not marker.exists(), "a file went elsewhere"
+    kernels_ahead._mark_complete(marker, names)
+    assert kernels_ahead.is_complete(marker)
+    for file in files:
+        file.write_bytes(b"cub")
+        assert not kernels_ahead.is_complete(marker)
+        file.unlink()
+        assert not kernels_ahead.is_complete(marker)
+        write_whole(file, b"cubin")
+    assert kernels_ahead.is_complete(marker)
+    whole = marker.read_bytes()
+    for damaged in (b"", whole[:-1], bytes(len(whole)), sealed(b"[]"), sealed(b"{}")):
+        marker.write_bytes(damaged)
+        assert not kernels_ahead.is_complete(marker)
 
 
 @pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "/home"}, {"TRITON_CACHE_DIR": "/cache"}], ids=str)

@@ -40,14 +40,14 @@ from modelserve.weight_format import WeightFormat
 from modelserve_worker.execution.device import with_compute_dtype
 from modelserve_worker.execution.kernel_trace import Launch, TargetDriver, kernel_launches
 from modelserve_worker.execution.parent_process import end_with_parent
+from modelserve_worker.kernels.cache_folder import folder_fault, shipped_folder
 from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
 from modelserve_worker.kernels.kernel_cache import (
     DRIVER_LIBRARY,
+    CheckedCache,
     ShippedFirst,
     c_compiler,
     name_alike,
-    shipped_folder,
-    write_error,
 )
 from modelserve_worker.server.flags import FlagParser, add_engine_flags, engine_args
 
@@ -93,11 +93,13 @@ def compile_kernels(
     capability: int,
     processes: int,
     shipped_first: bool = False,
+    files: set[str] | None = None,
 ) -> int:
     """Compile into `output`, `processes` at a time, what a rank launches on a GPU of `capability`; returns how many.
 
     For a process of its own that uses no GPU. Each kernel is compiled while the others are still looked for. With
-    `shipped_first` a kernel that came with the program is not compiled. Raises InvalidInput where model and arguments
+    `shipped_first` a kernel that came with the program is not compiled. `files` gets the names of all files that a
+    start will look for. Raises InvalidInput where model and arguments
     do not fit, and whatever a compilation failed with, when the others have ended.
     """
     gc.freeze()  # what is imported stays shared with the processes that are forked now
@@ -112,14 +114,16 @@ def compile_kernels(
                 found=lambda launch: running.append(pool.submit(_compile, launch)),
             )  # fmt: skip
         for each in running:
-            each.result()
+            used = each.result()
+            if files is not None:
+                files |= used
     return len(running) - 1
 
 
 def kernel_folder() -> Path | None:
     """Where a start on this machine would put what it compiles; None where it can compile nothing, or keep nothing."""
     folder = Path(triton.knobs.cache.dir)
-    return folder if c_compiler() is not None and write_error(folder) is None else None
+    return folder if c_compiler() is not None and folder_fault(folder) is None else None
 
 
 def _begin_process(cache: str, cuda_folder: str | None, capability: int, shipped_first: bool) -> None:
@@ -131,8 +135,7 @@ def _begin_process(cache: str, cuda_folder: str | None, capability: int, shipped
 
 def _begin(cache: str, cuda_folder: str | None, capability: int, shipped_first: bool = False) -> None:
     """In this process: where results go, where the driver's library or its stand-in lies, and the target."""
-    if shipped_first:
-        triton.knobs.cache.manager_class = ShippedFirst
+    triton.knobs.cache.manager_class = ShippedFirst if shipped_first else CheckedCache
     triton.runtime.driver.set_active(TargetDriver(capability))
     triton.knobs.cache.dir = cache
     name_alike()
@@ -142,17 +145,22 @@ def _begin(cache: str, cuda_folder: str | None, capability: int, shipped_first: 
         sys.setdlopenflags(os.RTLD_LAZY)  # the stand-in has none of the functions; nothing is called here
 
 
-def _compile(launch: Launch) -> None:
+def _compile(launch: Launch) -> set[str]:
+    """Names of its files in the cache."""
+    CheckedCache.used.clear()
     if isinstance(launch, CudaSource):
         kept(launch)
-        return
-    function = getattr(importlib.import_module(launch.module), launch.kernel)
-    kernel = function.preload(launch.specialization)
-    nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    else:
+        function = getattr(importlib.import_module(launch.module), launch.kernel)
+        kernel = function.preload(launch.specialization)
+        nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    return set(CheckedCache.used)
 
 
-def _build_driver() -> None:
+def _build_driver() -> set[str]:
+    CheckedCache.used.clear()
     nvidia.CudaUtils()
+    return set(CheckedCache.used)
 
 
 def _cuda_library_folder(folder: Path) -> str | None:

@@ -5,8 +5,9 @@ it compiled in forks of itself (`kernel_build`), into the cache where every rank
 misses a kernel waits until it is there, or until that process has let go of its lock, however it ended, and then
 compiles what is still missing: nothing depends on this but the time. It ends with the process that started it.
 
-When all is compiled it leaves a file in the cache, which is named by whatever that depended on. A start that finds it
-starts no such process: to find out that nothing is missing takes 5 s of a core.
+When all is compiled it leaves a file in the cache, which is named by whatever that depended on and lists what is there.
+A start that finds it, and the files that it lists, starts no such process: to find out that nothing is missing takes
+5 s of a core.
 
 This module is light: it runs before torch is imported, and again as the main module of that process.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -34,6 +36,8 @@ from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture, read_speculation, read_weight_format
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve_worker.execution.container_limits import cores
+from modelserve_worker.kernels.cache_folder import cache_folder, settle_cache_folder, shipped_folder
+from modelserve_worker.kernels.kept_files import sealed, trusted_bytes, unsealed, write_whole
 from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.nvml import first_gpu
 
@@ -53,12 +57,15 @@ def start_kernels_ahead(args: EngineArgs) -> Path | None:
     in the cache since an earlier start.
     """
     gpu = None if args.device == "cpu" else first_gpu(os.environ)
+    if gpu is None:
+        return None
+    settle_cache_folder()  # for all processes that this one starts
     processes = min(MOST_PROCESSES, int(cores()))
-    if gpu is None or processes < 2:
+    if processes < 2:
         return None
     major, minor = gpu.compute_capability
     complete = complete_name(args, 10 * major + minor)
-    if complete and os.access(cache_folder() / complete, os.F_OK):  # False, too, where the folder cannot be searched
+    if complete and is_complete(cache_folder() / complete):
         return None
     handle, name = tempfile.mkstemp(prefix="modelserve-kernels-", suffix=".lock")
     settings = (args.model_dump_json(), str(10 * major + minor), str(processes), complete)
@@ -77,21 +84,37 @@ def start_kernels_ahead(args: EngineArgs) -> Path | None:
     return lock
 
 
-def cache_folder() -> Path:
-    """Triton's cache folder, without Triton."""
-    folder = os.environ.get("TRITON_CACHE_DIR")
-    home = os.environ.get("TRITON_HOME", os.path.expanduser("~/"))  # noqa: PTH111 - Path raises where there is none
-    return Path(home, ".triton", "cache") if folder is None else Path(folder)
+def is_complete(marker: Path) -> bool:
+    """Whether all files that it lists are in its folder, or came with the program, with the bytes that they had."""
+    try:
+        listed = json.loads(unsealed(trusted_bytes(marker) or b"") or b"{}")
+        return bool(listed) and all(_bytes_of(name, marker.parent) == size for name, size in listed.items())
+    except (ValueError, AttributeError):
+        return False
+
+
+def _bytes_of(name: str, folder: Path) -> int | None:
+    """As a start would find it."""
+    for path in (shipped_folder() / name, folder / name):
+        with contextlib.suppress(OSError):
+            return path.stat().st_size
+    return None
+
+
+def _mark_complete(marker: Path, files: set[str]) -> None:
+    sizes = {name: _bytes_of(name, marker.parent) for name in sorted(files)}
+    if files and None not in sizes.values():
+        write_whole(marker, sealed(json.dumps(sizes).encode()))
 
 
 def complete_name(args: EngineArgs, capability: int) -> str:
-    """The name of the file that says of a cache that it has all that a start with `args` launches; "" where none can be
-    given: of a checkpoint that cannot be read, or compilers that are not known."""
+    """The name of the file that lists what a cache has for a start with `args`; "" where none can be given: of a
+    checkpoint that cannot be read, or compilers that are not known."""
     directory = Path(args.model)
     try:
         architecture = read_architecture(directory)
         model = architecture, read_weight_format(directory), read_speculation(args, architecture)
-        compilers = sys.version, version("torch"), version("triton")
+        compilers = sys.version, *map(version, ("torch", "triton", "nvidia-cuda-nvrtc"))
     except (InvalidInput, PackageNotFoundError):
         return ""
     named = ("TRITON_", "MODELSERVE_KERNELS_DIR", "MODELSERVE_CUDA_BUILD")
@@ -130,10 +153,10 @@ def _compile(args: EngineArgs, capability: int, processes: int, complete: str) -
     folder = kernel_folder()
     if not takes_model(architecture) or folder is None:
         return
-    imported_s = time.monotonic()
+    imported_s, files = time.monotonic(), set[str]()
     count = compile_kernels(
         architecture, args, weight_format=read_weight_format(directory), output=folder, capability=capability,
-        processes=processes, shipped_first=True,
+        processes=processes, shipped_first=True, files=files,
     )  # fmt: skip
     logger.info(
         "%d kernels are compiled ahead, by %d processes: %.1f s for modules, %.1f s for kernels",
@@ -141,7 +164,7 @@ def _compile(args: EngineArgs, capability: int, processes: int, complete: str) -
     )  # fmt: skip
     with contextlib.suppress(OSError):
         if complete:
-            (folder / complete).touch()
+            _mark_complete(folder / complete, files)
 
 
 def main() -> int:

@@ -1,18 +1,17 @@
 """CUDA C++ kernels of this package: compiled by NVRTC, which PyTorch's wheels bring, and launched by the driver.
 
 A machine that serves has no nvcc. What NVRTC makes of a source is looked for and kept where `kernel_cache` says, under
-a name that covers the source, the options, the target and NVRTC's version.
+a name that covers the source, the options, the target and NVRTC's version, with a digest at its end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,8 +21,11 @@ import torch
 import triton
 from cuda.bindings import driver, nvrtc
 
+from modelserve_worker.device_faults import device_lost
+from modelserve_worker.kernels.cache_folder import shipped_folder
 from modelserve_worker.kernels.compute_stream import check_compute_stream
-from modelserve_worker.kernels.kernel_cache import awaited, shipped_folder
+from modelserve_worker.kernels.kept_files import sealed, tell, trusted_bytes, unsealed, write_whole
+from modelserve_worker.kernels.kernel_cache import CheckedCache, awaited
 from modelserve_worker.kernels.launching import noting
 
 logger = logging.getLogger(__name__)
@@ -91,36 +93,64 @@ def compiled(source: CudaSource) -> tuple[bytes, str]:
 
 def kept(source: CudaSource) -> bytes:
     """The cubin of a source from the kernel cache, or compiled and put there."""
+    file = _name(source)
+    return awaited(lambda: _in_cache(file)) or _made(source, file)
+
+
+def _name(source: CudaSource) -> str:
     major, minor = checked(nvrtc.nvrtcVersion())
-    parts = *source.texts().values(), repr(source.options).encode(), f"{major}.{minor}".encode()
-    name = hashlib.sha256(b"\0".join(parts)).hexdigest()
-    file = f"{Path(source.file).stem}-{name}.cubin"
-    if found := awaited(lambda: _in_cache(file)):
-        return found
+    parts = *source.texts().values(), repr(source.options).encode(), f"{major}.{minor}".encode(), b"sealed"
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    return f"{Path(source.file).stem}-{digest}.cubin"
+
+
+def _made(source: CudaSource, file: str) -> bytes:
     cubin, _ = compiled(source)
-    path = Path(triton.knobs.cache.dir) / file
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(cubin)
-        part.replace(path)  # another process may write the same
+        write_whole(Path(triton.knobs.cache.dir, file), sealed(cubin))
+        CheckedCache.used.add(file)
     except OSError as error:
         logger.warning("the compiled %s is not kept, and the next start compiles it again: %s", source.file, error)
     return cubin
 
 
 def _in_cache(file: str) -> bytes:
-    """What a folder of the cache has under this name; empty where none has it."""
-    for folder in (shipped_folder(), Path(triton.knobs.cache.dir)):
-        with contextlib.suppress(OSError):
-            return (folder / file).read_bytes()
-    return b""
+    """What the cache has under this name; empty where it has nothing that is sound."""
+    return next(_copies(file), b"")
+
+
+def _copies(file: str) -> Iterator[bytes]:
+    """What the folders of the cache have under this name, and is what was written there."""
+    for folder, shipped in ((shipped_folder(), True), (Path(triton.knobs.cache.dir), False)):
+        path = folder / file
+        content = trusted_bytes(path, shipped=shipped)
+        if content is None:
+            continue
+        if (cubin := unsealed(content)) is not None:
+            CheckedCache.used.add(file)
+            yield cubin
+        else:
+            tell(f"{path} is damaged, and is compiled anew")
 
 
 @cache
 def _loaded(source: CudaSource, device: int) -> Any:  # noqa: ARG001 - one per device
-    """The kernel, loaded for the current device, with its dynamic shared memory allowed to a block."""
-    module = checked(driver.cuModuleLoadData(kept(source)))
+    """The kernel, loaded for the current device, with its dynamic shared memory allowed to a block. A cubin of the
+    cache that the driver refuses is compiled anew."""
+    file = _name(source)
+    awaited(lambda: _in_cache(file))
+    for cubin in _copies(file):
+        try:
+            return _load(source, cubin)
+        except RuntimeError as error:
+            if device_lost(error) is not None or "OUT_OF_MEMORY" in str(error):
+                raise
+            tell(f"{file} is compiled anew: the driver refuses what the kernel cache has ({error})")
+    return _load(source, _made(source, file))
+
+
+def _load(source: CudaSource, cubin: bytes) -> Any:
+    module = checked(driver.cuModuleLoadData(cubin))
     function = checked(driver.cuModuleGetFunction(module, source.entry.encode()))
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     checked(driver.cuFuncSetAttribute(function, limit, source.shared_bytes))

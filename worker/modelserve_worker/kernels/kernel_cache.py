@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import triton
 from triton.runtime import build
@@ -32,15 +32,23 @@ from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import DependenciesFinder, JITFunction
 
 from modelserve.termination import TerminationReason
+from modelserve_worker.kernels.cache_folder import settle_cache_folder, shipped_folder
+from modelserve_worker.kernels.kept_files import (
+    digest,
+    distrust,
+    sealed,
+    tell,
+    trusted_bytes,
+    unsealed,
+    write_whole,
+)
 from modelserve_worker.terminal_error import TerminalError
-
-SHIPPED_VARIABLE = "MODELSERVE_KERNELS_DIR"
-SHIPPED = Path("/opt/modelserve/kernels")
 
 DRIVER_LIBRARY = "libcuda.so.1"
 
 COMPILERS_DEADLINE_S = 180.0  # for minutes of one core; then every process compiles for itself
 _POLL_S = 0.02
+_LIBRARY = ".so"
 
 T = TypeVar("T")
 
@@ -50,42 +58,128 @@ _update_hash = DependenciesFinder._update_hash
 logger = logging.getLogger(__name__)
 
 
-def shipped_folder() -> Path:
-    """Compiled kernels that came with the program; it need not exist."""
-    return Path(os.environ.get(SHIPPED_VARIABLE) or SHIPPED)
+class CheckedCache(FileCacheManager):
+    """Triton's cache, whose files are written whole and read where they are what was written (`kept_files`): of one
+    that is not, Triton hears that it is missing, compiles it and puts it there again. A note of a group has the digests
+    of its files; libraries have theirs at the end. What cannot be put there goes to a folder of this process.
+    """
 
+    used: ClassVar[set[str]] = set()
+    """What this process has found or put there, as ENTRY/FILE."""
 
-class ShippedFirst(FileCacheManager):
-    """Triton's cache over the two folders. An entry is wholly in one of them, wherever it was made."""
+    _own: ClassVar[list[Path]] = []  # at most one
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        shipped = shipped_folder() / key
-        self._shipped = not (override or dump) and shipped.is_dir()
-        if self._shipped:
-            self.key, self.lock_path, self.cache_dir = key, None, str(shipped)
-        else:
+        self._plain = override or dump
+        if self._plain:
             super().__init__(key, override, dump)
+            return
+        self.key, self.lock_path = key, None
+        self.cache_dir = str(Path(triton.knobs.cache.dir) / key)
+        self._digests: dict[str, str] = {}
 
     def get_file(self, filename: str) -> str | None:
         """The path of a file that is there. May wait for it, while others compile."""
-        found: str | None = awaited(lambda: FileCacheManager.get_file(self, filename))
-        return found
+        if self._plain:
+            plain: str | None = super().get_file(filename)
+            return plain
+        return awaited(lambda: self._file(filename))
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Files of one kernel, by name. Triton notes the paths where they were made; here they lie beside the note.
         May wait for them, while others compile."""
-        note = Path(self._make_path(f"__grp__{filename}"))
-        if not awaited(note.is_file):
-            return None
-        files = [note.parent / name for name in json.loads(note.read_text())["child_paths"]]
-        return {file.name: str(file) for file in files if file.exists()}
+        return awaited(lambda: self._group(f"__grp__{filename}"))
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
-        if self._shipped:  # a part of the entry is missing: make it again in the other folder
-            self._shipped = False
-            super().__init__(self.key)
-        path: str = super().put(data, filename, binary=binary)
-        return path
+        if self._plain:
+            plain: str = super().put(data, filename, binary=binary)
+            return plain
+        content = data if isinstance(data, bytes) else str(data).encode()
+        self._digests[filename] = digest(content)
+        content = sealed(content) if filename.endswith(_LIBRARY) else content
+        path = Path(self.cache_dir, filename)
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            tell(
+                f"{path} cannot be written ({error.strerror}): what is compiled goes to {self._own_folder()} meanwhile"
+            )
+            self.cache_dir = str(self._own_folder() / self.key)
+            path = Path(self.cache_dir, filename)
+            write_whole(path, content)
+        self.used.add(f"{self.key}/{filename}")
+        return str(path)
+
+    def put_group(self, filename: str, group: dict[str, str]) -> str:
+        digests = {name: self._digests.get(name) or digest(Path(path).read_bytes()) for name, path in group.items()}
+        return self.put(json.dumps({"child_paths": group, "sha256": digests}), f"__grp__{filename}", binary=False)
+
+    def _folders(self) -> Iterator[tuple[Path, bool]]:
+        """Where the entry may lie, and whether it came with the program: then it is believed as it is."""
+        folder = Path(triton.knobs.cache.dir, self.key)
+        if folder.is_dir():
+            reason = distrust(folder.stat())
+            if reason is None:
+                yield folder, False
+            else:
+                tell(f"{folder} is not used: {reason}")
+        for own in self._own:
+            yield own / self.key, False
+
+    def _file(self, filename: str) -> str | None:
+        for folder, shipped in self._folders():
+            path = folder / filename
+            content = trusted_bytes(path, shipped=shipped)
+            if content is not None:
+                if shipped or not filename.endswith(_LIBRARY) or unsealed(content) is not None:
+                    self.used.add(f"{self.key}/{filename}")
+                    return str(path)
+                tell(f"{path} is damaged, and is compiled anew")
+        return None
+
+    def _group(self, note: str) -> dict[str, str] | None:
+        for folder, shipped in self._folders():
+            path = folder / note
+            if not path.is_file():
+                continue
+            files = _sound_files(path, shipped=shipped)
+            if files is not None:
+                self.used.update(f"{self.key}/{name}" for name in (note, *files))
+                return {name: str(folder / name) for name in files}
+            tell(f"{path} or a file of it is damaged, and is compiled anew")
+        return None
+
+    @classmethod
+    def _own_folder(cls) -> Path:
+        if not cls._own:
+            cls._own.append(Path(tempfile.mkdtemp(prefix="modelserve-kernels-")))
+        return cls._own[0]
+
+
+class ShippedFirst(CheckedCache):
+    """The same behind what came with the program. An entry is read from one of the folders, wherever it was made."""
+
+    def _folders(self) -> Iterator[tuple[Path, bool]]:
+        shipped = shipped_folder() / self.key
+        if shipped.is_dir():
+            yield shipped, True
+        yield from super()._folders()
+
+
+def _sound_files(note: Path, *, shipped: bool) -> list[str] | None:
+    """Names of the files of a note that lie beside it, all of them as they were written. A release that noted no
+    digests is believed where it came with the program."""
+    try:
+        told = json.loads(trusted_bytes(note, shipped=shipped) or b"")
+        names = [Path(name).name for name in told["child_paths"]]
+        digests = told.get("sha256")
+        if digests is None:
+            return [name for name in names if (note.parent / name).exists()] if shipped else None
+        contents = {name: trusted_bytes(note.parent / name, shipped=shipped) for name in names}
+        sound = all(content is not None and digest(content) == digests[name] for name, content in contents.items())
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return names if sound else None
 
 
 def name_alike() -> None:
@@ -103,7 +197,8 @@ def _name_after_callee(finder: DependenciesFinder, callee: JITFunction[Any]) -> 
 
 
 def use_kernel_cache() -> None:
-    """Follow the rule in this process from now on. A cache folder that cannot be written is replaced, with a warning.
+    """Follow the rule in this process from now on. A cache folder that cannot be written, or that others could write,
+    is replaced, with a warning.
 
     Raises TerminalError where Triton's own part of a GPU's driver can be neither found nor built.
     """
@@ -111,26 +206,9 @@ def use_kernel_cache() -> None:
     name_alike()
     if not triton.knobs.nvidia.libcuda_path:
         triton.knobs.nvidia.libcuda_path = driver_folder(Path("/proc/self/maps").read_text())
-    folder = Path(triton.knobs.cache.dir)
-    if (error := write_error(folder)) is not None:
-        triton.knobs.cache.dir = tempfile.mkdtemp(prefix="modelserve-kernels-")
-        logger.warning(
-            "the kernel cache %s cannot be written (%s): kernels compiled now go to %s and are lost with the pod",
-            folder, error.strerror, triton.knobs.cache.dir,
-        )  # fmt: skip
+    settle_cache_folder()
     with compilations():
         triton.runtime.driver.active.get_current_target()
-
-
-def write_error(folder: Path) -> OSError | None:
-    """Make a folder where it is missing. What keeps files from being made in it, if anything does."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        return error
-    return None
 
 
 def driver_folder(mapped: str) -> str | None:
