@@ -36,7 +36,7 @@ async def run(settings: Settings) -> None:
     store, queue = Store(), WorkQueue()
     async with ClusterKube(through_api_proxy=settings.worker_access is WorkerAccess.API_PROXY) as kube:
         shared = SharedConfig(settings.namespace)
-        gatherer = Gatherer(kube, store, shared, namespaces=settings.watch_namespaces)
+        gatherer = Gatherer(kube, store, shared, namespaces=settings.watch_namespaces, passing=settings.passing)
         reconciler = Reconciler(gatherer, Applier(kube, store), shared, settings)
         gatherer.reports.told = queue.add
         replanning = Replanning(gatherer, queue)

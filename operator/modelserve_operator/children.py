@@ -59,11 +59,12 @@ class Children:
         *,
         all_stay: bool = False,
     ) -> WriteError | None:
-        """Try every part, whatever becomes of the others, and return what failed first. Then nothing is deleted.
+        """Try every part, whatever becomes of the others, and return what failed first.
         With `all_stay` no revision gets smaller.
 
         What all revisions share comes before them: while the Service cannot be switched, what it selects does not get
-        smaller, and while a name is taken, no revision is started.
+        smaller and nothing is deleted, and while a name is taken, no revision is started. Deletions wait for nothing
+        else: what is over is told by what was observed, and one child that cannot be written would keep it for ever.
         """
         owner = owner_reference(observed.model_serve)
         orphans = [partial(self._applier.adopt, kind, body, owner) for kind, body in observed.orphans]
@@ -82,12 +83,14 @@ class Children:
             taken = any(isinstance(failure, NameTakenError) for failure in shared)
             failures += shared
         selects = observed.service is not None and observed.selected in (None, step.serve)
-        may_shrink = (switched or not serves or selects) and not all_stay
+        leads = switched or not serves or selects
+        may_shrink = leads and not all_stay
         for plan_hash, growth, part in self._revisions(observed, decision, step, running):
             if (may_shrink or growth >= 0) and (plan_hash in running or not taken):
                 failures.append(await _tried(part))
-        failed = next((failure for failure in failures if failure is not None), None)
-        return failed or await _tried(partial(self._prune, observed, decision, step))
+        if leads:
+            failures.append(await _tried(partial(self._prune, observed, decision, step)))
+        return next((failure for failure in failures if failure is not None), None)
 
     async def _apply(self, kind: ResourceKind, body: Mapping[str, Any]) -> None:
         """Apply a child, with the labels and annotations of the settings."""

@@ -16,7 +16,7 @@ from modelserve_operator.fleet import Member, members
 from modelserve_operator.history import owned_by, read_history, stray_config_maps
 from modelserve_operator.imported import with_imported
 from modelserve_operator.inspection import overdue
-from modelserve_operator.inventory import Inventory
+from modelserve_operator.inventory import WELL_KNOWN, Inventory, PassingTaints
 from modelserve_operator.kinds import (
     CAPACITY_BUFFER,
     CAPACITY_BUFFER_ALPHA,
@@ -80,6 +80,7 @@ class Gatherer:
         namespaces: tuple[str, ...] = (),
         watched: tuple[ResourceKind, ...] = WATCHED,
         optional: tuple[ResourceKind, ...] = OPTIONAL,
+        passing: PassingTaints = WELL_KNOWN,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._kube = kube
@@ -89,7 +90,7 @@ class Gatherer:
         self._namespaces = namespaces
         self.watched = watched
         self.optional = optional
-        self._inventory = Inventory()
+        self._inventory = Inventory(passing)
         self.absent: set[ResourceKind] = set(optional)  # optional kinds that the last LIST did not find
         self.reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)

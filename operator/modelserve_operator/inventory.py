@@ -13,7 +13,7 @@ from typing import Any
 
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
-from modelserve.planning.eligibility import HOSTNAME_LABEL, Taint, lasting_taints, unmet
+from modelserve.planning.eligibility import HOSTNAME_LABEL, LEAVING_TAINTS, Taint, lasting_taints, named, unmet
 from modelserve.planning.node_labels import named_gpu, node_gpus, whole
 from modelserve.planning.resource_slices import Devices, device_offers, devices_of, node_of, together
 from modelserve_operator.catalogue import Catalogue
@@ -48,7 +48,24 @@ def pool_offers(pool: Pool, catalogue: Catalogue) -> tuple[AcceleratorOffer, ...
     return offers_from_nodes([node], catalogue.accelerators)
 
 
-def pool_of(node: Body, devices: tuple[Devices, ...] = ()) -> Pool | None:
+@dataclass(frozen=True)
+class PassingTaints:
+    """Keys of taints that do not last, beside the well-known ones: of nodes that start, and of those that leave."""
+
+    starting: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+
+    def leaves(self, node: Body) -> bool:
+        """Whether it is cordoned, as by a drain, or its pods will have to go for another reason."""
+        spec = node.get("spec") or {}
+        keys = (*LEAVING_TAINTS, *self.leaving)
+        return bool(spec.get("unschedulable") or any(named(each.get("key"), keys) for each in spec.get("taints") or ()))
+
+
+WELL_KNOWN = PassingTaints()
+
+
+def pool_of(node: Body, devices: tuple[Devices, ...] = (), *, passing: PassingTaints = WELL_KNOWN) -> Pool | None:
     """The pool a node belongs to; None for a node without a GPU that its labels, or `devices`, name.
 
     Labels may name GPUs that only slices offer: then the node has none of the device plugin's, whatever they count.
@@ -62,7 +79,7 @@ def pool_of(node: Body, devices: tuple[Devices, ...] = ()) -> Pool | None:
             return None
     return Pool(
         labels=tuple(sorted((key, value) for key, value in labels.items() if key not in _PER_NODE_LABELS)),
-        taints=lasting_taints(node.get("spec") or {}),
+        taints=lasting_taints(node.get("spec") or {}, passing=(*passing.starting, *passing.leaving)),
         resources=tuple(
             sorted((name, str(count)) for name, count in allocatable.items() if name.startswith(_GPU_VENDOR))
         ),
@@ -79,19 +96,9 @@ class Place:
     host: str | None  # of a node in a pool: its host name as a selector may have it
 
     @classmethod
-    def of(cls, node: Body, devices: tuple[Devices, ...] = ()) -> Place:
-        labels, pool = node["metadata"].get("labels") or {}, pool_of(node, devices)
+    def of(cls, node: Body, devices: tuple[Devices, ...], passing: PassingTaints) -> Place:
+        labels, pool = node["metadata"].get("labels") or {}, pool_of(node, devices, passing=passing)
         return cls(pool=pool, named=named_gpu(labels), host=labels.get(HOSTNAME_LABEL) if pool is not None else None)
-
-
-LEAVING_TAINTS = frozenset({"karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"})
-
-
-def _leaves(node: Body) -> bool:
-    """Whether it is cordoned, as by a drain, or an autoscaler is about to remove it."""
-    spec = node.get("spec") or {}
-    taints = {each.get("key") for each in spec.get("taints") or ()}
-    return bool(spec.get("unschedulable") or taints & LEAVING_TAINTS)
 
 
 def _without_news(node: Body) -> Body:
@@ -109,7 +116,8 @@ _NO_PLACE = Place(None, None, None)
 class Inventory:
     """Every node, reduced to its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, passing: PassingTaints = WELL_KNOWN) -> None:
+        self._passing = passing
         self._places: dict[str, Place] = {}
         self._bodies: dict[str, Body] = {}  # of each node what does not change by the minute
         self._slices: dict[str, str] = {}  # nodes of ResourceSlices, by the slices' names
@@ -125,9 +133,9 @@ class Inventory:
         name = node["metadata"]["name"]
         before, after = (
             self._places.get(name, _NO_PLACE),
-            _NO_PLACE if deleted else Place.of(node, self._devices.get(name, ())),
+            _NO_PLACE if deleted else Place.of(node, self._devices.get(name, ()), self._passing),
         )
-        (self.leaving.add if _leaves(node) and not deleted else self.leaving.discard)(name)
+        (self.leaving.add if self._passing.leaves(node) and not deleted else self.leaving.discard)(name)
         if deleted:
             self._places.pop(name, None)
             self._bodies.pop(name, None)
@@ -157,7 +165,7 @@ class Inventory:
         node = self._bodies.get(name)
         if node is None:  # it is heard of when it is
             return False
-        before, after = self._places.get(name, _NO_PLACE), Place.of(node, found)
+        before, after = self._places.get(name, _NO_PLACE), Place.of(node, found, self._passing)
         self._places[name] = after
         return self._changed(before, after)
 

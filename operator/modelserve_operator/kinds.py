@@ -141,11 +141,10 @@ those tell of. Nothing else is lost.
 """
 
 WEBHOOK_RULES: tuple[dict[str, Any], ...] = (
-    *CLUSTER_RULES,
     _rule("apps", "controllerrevisions", verbs=("list",)),
     _rule("", "configmaps", "persistentvolumeclaims", verbs=("get",)),
 )
-"""RBAC rules of the webhook in all namespaces: the inventory, revisions that run, and facts of models."""
+"""RBAC rules of the webhook in watched namespaces: revisions that run, facts of models. CLUSTER_RULES come beside."""
 
 WEBHOOK_TRUST_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "secrets", verbs=("get", "patch")),

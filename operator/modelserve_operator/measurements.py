@@ -147,13 +147,8 @@ class Measurements:
                 entries[entry.key] = known.model_copy(update=update)
         if entries == self.entries:
             return self
-        newest = sorted(entries.values(), key=lambda entry: (entry.measured_at, entry.key), reverse=True)
-        kept, counts = [], Counter[str]()
-        for entry in newest:  # one namespace does not drive out what others have learned
-            counts[entry.namespace] += 1
-            if not entry.namespace or counts[entry.namespace] <= MAX_OF_NAMESPACE:
-                kept.append(entry)
-        return Measurements({entry.key: entry for entry in kept[:MAX_ENTRIES][::-1]})
+        kept = {entry.key: entry for entry in _fair(entries.values())}
+        return self if kept == self.entries else Measurements(kept)
 
     def learned_for(self, facts: ModelFacts, *, engine_version: str) -> Learned:
         """What plans for this model and release may use."""
@@ -186,6 +181,18 @@ class Measurements:
 
         factors = [found for _, entry in sorted(fitting.items()) for found in _speed_factors(entry)]
         return Learned(learned, tuple(factors), acceptance)
+
+
+def _fair(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """MAX_ENTRIES of them: those that count everywhere, and of each namespace the newest, as many of one as of another
+    while it has more. So nobody drives out what others have learned, however many namespaces are theirs."""
+    newest = sorted(entries, key=lambda entry: (entry.measured_at, entry.key), reverse=True)
+    counts, places = Counter[str](), list[tuple[int, Entry]]()
+    for entry in newest:
+        counts[entry.namespace] += bool(entry.namespace)
+        places.append((counts[entry.namespace], entry))
+    places.sort(key=lambda each: each[0])  # stable: of equal places the newest first
+    yield from (entry for place, entry in places[:MAX_ENTRIES] if place <= MAX_OF_NAMESPACE)
 
 
 def _speed_factors(entry: Entry) -> Iterator[SpeedFactors]:

@@ -14,7 +14,7 @@ from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.errors import InvalidInput
 from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.allowed import not_allowed
+from modelserve_operator.acceptance import acceptable
 from modelserve_operator.approval import Choice, choose, committed_last
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.decision import NOT_PLANNED, Decision, Finding, Warn
@@ -39,6 +39,7 @@ from modelserve_operator.revision import Revision, bare
 from modelserve_operator.revision_builder import RevisionBuilder, plan_for, worker_of_today
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource, model_source, unpinned
+from modelserve_operator.spot import short_notice
 from modelserve_operator.store import approver
 
 MOST_FAULTS, FAULT_LIMIT = 3, 300  # of catalogue entries: how many are told, and characters of each
@@ -47,7 +48,7 @@ MOST_FAULTS, FAULT_LIMIT = 3, 300  # of catalogue entries: how many are told, an
 def decide(observed: Observed, settings: Settings) -> Decision:
     """The whole decision. Raises nothing: every fault of the input is a Finding."""
     decision = _decided(observed, settings)
-    warnings = (*_refused_objects(observed), *decision.warnings)
+    warnings = (*_refused_objects(observed), *decision.warnings, *_reclaims(decision, observed))
     message = " ".join([*(each.message for each in warnings), decision.planned.message])
     return replace(decision, planned=replace(decision.planned, message=message), warnings=warnings)
 
@@ -59,7 +60,7 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
         return _refused(Finding(False, Reason.INVALID_SPEC, str(error)))
     spec = parsed.spec
     source = model_source(spec)
-    accepted = _acceptable(spec, observed, settings)
+    accepted = acceptable(spec, observed, settings)
     if not accepted.ok:
         return _refused(accepted)
     warnings = (*_unknown_fields(unknown), *(Warn(Reason.MODEL_UNPINNED, each) for each in unpinned(source)))
@@ -82,6 +83,15 @@ def _decided(observed: Observed, settings: Settings) -> Decision:
             told = Warn(Reason.DRAFTER_UNAVAILABLE, f"Planned without the drafter: {reading.planned.message}")
             decision = replace(decision, inspect=(drafter,), warnings=(*warnings, told))
     return _planned(decision, observed, settings)
+
+
+def _reclaims(decision: Decision, observed: Observed) -> Iterator[Warn]:
+    """Of the plan that runs or would."""
+    shown = next((each.plan for each in (decision.target, decision.proposed) if each is not None), decision.plan)
+    if decision.spec is not None and shown is not None and shown.fits:
+        told = short_notice(decision.spec, shown, observed.supply.pools)
+        if told is not None:
+            yield Warn(Reason.SPOT_NOTICE, f"{told}.")
 
 
 def _refused_objects(observed: Observed) -> Iterator[Warn]:
@@ -124,23 +134,6 @@ def _catalogue_faults(spec: ModelServeSpec, catalogue: Catalogue) -> tuple[Warn,
 
 def _refused(accepted: Finding) -> Decision:
     return Decision(accepted, NOT_PLANNED, stalled=accepted)
-
-
-def _acceptable(spec: ModelServeSpec, observed: Observed, settings: Settings) -> Finding:
-    excess = not_allowed(spec, observed.namespace, settings.allowed)
-    if excess is not None:
-        return Finding(False, Reason.NOT_ALLOWED, f"{excess}.")
-    pods = spec.replicas + spec.rollout.max_surge
-    for claim, modes in observed.claim_modes.items():
-        shareable = modes is None or {"ReadOnlyMany", "ReadWriteMany"} & set(modes)
-        if pods > 1 and not shareable:
-            message = (
-                f"claim {claim} is {', '.join(modes or ())}, but replicas {spec.replicas} and rollout.maxSurge "
-                f"{spec.rollout.max_surge} need it in {pods} pods at a time; use a ReadOnlyMany or ReadWriteMany "
-                "claim, or replicas 1 with rollout {maxSurge: 0, allowDowntime: true}"
-            )
-            return Finding(False, Reason.VOLUME_NOT_SHAREABLE, message)
-    return Finding(True, Reason.VALID, "The spec is valid.")
 
 
 def _inspecting(decision: Decision, observed: Observed, source: ModelSource) -> Decision:

@@ -54,6 +54,7 @@ class Reason(StrEnum):
     UNKNOWN_FIELDS = "UnknownFields"  # of an Event: fields of the spec that only a later release knows
     DRAFTER_UNAVAILABLE = "DrafterUnavailable"  # of an Event: workers serve without the drafter that was asked for
     LOW_DRAFT_ACCEPTANCE = "LowDraftAcceptance"  # of an Event: for minutes hardly any draft is right
+    SPOT_NOTICE = "SpotNotice"  # of an Event: nodes of the plan are reclaimed faster than its workers stop
     APPROVAL_UNKNOWN = "ApprovalUnknown"  # of an Event: an approved hash names no plan of the spec
     CATALOGUE_ENTRY_IGNORED = "CatalogueEntryIgnored"  # of an Event: an entry of modelserve-accelerators is wrong
 

@@ -6,18 +6,21 @@ import json
 import socket
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from modelserve import __version__
 from modelserve.api.schema_types import LabelKey, LabelValue
 from modelserve.api.spec import WorkerPolicy
 from modelserve.errors import InvalidInput
 from modelserve_operator.allowed import ANY, AllowRule
+from modelserve_operator.inventory import PassingTaints
 
 PREFIX = "MODELSERVE_"
 DEFAULT_NAMESPACE = "modelserve-system"
+
+TaintKey = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9._/-]+$")]
 
 
 class WorkerAccess(StrEnum):
@@ -88,6 +91,12 @@ class Settings(BaseModel):
         max_length=256,
         description="JSON list: what ModelServes of which namespaces may ask for; the first that names one counts.",
     )
+    startup_taints: tuple[TaintKey, ...] = Field(
+        default=(), max_length=64, description="Comma-separated keys of taints that nodes have while they start."
+    )
+    leaving_taints: tuple[TaintKey, ...] = Field(
+        default=(), max_length=64, description="Comma-separated keys of taints of nodes whose pods will have to go."
+    )
     worker_access: WorkerAccess = WorkerAccess.POD_IP
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it
@@ -107,6 +116,11 @@ class Settings(BaseModel):
     build_id: str = Field(default="", max_length=128, description="Build of this operator, kept in revisions it makes.")
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
+    @property
+    def passing(self) -> PassingTaints:
+        """Taints that say nothing of a pool."""
+        return PassingTaints(self.startup_taints, self.leaving_taints)
+
 
 class WebhookSettings(Settings):
     """Those of the webhook. It plans with the operator's own, so it is given the same."""
@@ -124,7 +138,9 @@ class WebhookSettings(Settings):
     )
 
 
-_LISTS = frozenset({"watch_namespaces", "image_pull_secrets", "learn_for_all", "webhook_hosts"})
+_LISTS = frozenset(
+    {"watch_namespaces", "image_pull_secrets", "learn_for_all", "webhook_hosts", "startup_taints", "leaving_taints"}
+)
 _OBJECTS = frozenset({"child_labels", "child_annotations", "allowed"})
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

@@ -23,6 +23,7 @@ from modelserve.catalogue import CatalogueEntry, user_catalogue
 from modelserve.crd import FILE_NAME, crd_yaml
 from modelserve_operator import kinds
 from modelserve_operator.allowed import AllowRule
+from modelserve_operator.inventory import PassingTaints
 from modelserve_operator.settings import Settings, from_environment
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,8 @@ NAMESPACED: dict[str, Any] = {
     "image": {"repository": "registry.example/operator", "digest": "sha256:" + "a" * 64},
     "worker": {"imagePullSecrets": ["registry", "second"]},
     "allowed": [{"namespaces": ["team-a"], "gateways": ["gateways/public"], "bufferReplicas": 2}],
+    "startupTaints": ["example.com/boots", "a/"],
+    "leavingTaints": ["example.com/drained"],
     "children": {"labels": {"team": "search"}, "annotations": {"a/b": "c"}, "serviceType": "LoadBalancer"},
     "accelerators": {
         "NVIDIA-H300": {
@@ -150,6 +153,7 @@ def test_its_values_become_settings_that_the_operator_reads(plain: Objects, name
     assert settings.child_labels == {"team": "search"}
     assert settings.allowed == (AllowRule(namespaces=("team-a",), gateways=("gateways/public",), buffer_replicas=2),)
     assert settings.child_annotations == {"a/b": "c"}
+    assert settings.passing == PassingTaints(("example.com/boots", "a/"), ("example.com/drained",))
     assert settings.service_type == "LoadBalancer"
     assert (settings.lease_name, settings.lease_holder) == ("modelserve-operator", "pod-name")
     assert settings.worker_access == "api-proxy"
@@ -196,6 +200,24 @@ def test_accelerators_are_what_the_catalogue_reads(namespaced: Objects) -> None:
     assert user_catalogue(body["data"])["NVIDIA-H300"].product == "NVIDIA-H300"
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["properties"]["accelerators"]["additionalProperties"] == CatalogueEntry.model_json_schema()
+
+
+def test_the_lease_is_renewed_past_tenants_and_two_operators_are_on_two_nodes(
+    plain: Objects, namespaced: Objects
+) -> None:
+    (schema,) = _of(plain, "FlowSchema").values()
+    assert schema["spec"]["priorityLevelConfiguration"] == {"name": "leader-election"}
+    ((subject,), (rule,)) = (schema["spec"]["rules"][0][part] for part in ("subjects", "resourceRules"))
+    assert subject["serviceAccount"] == {"name": "modelserve-operator", "namespace": "modelserve-system"}
+    assert (rule["resources"], rule["namespaces"]) == (["leases"], ["modelserve-system"])
+    assert (
+        "topologySpreadConstraints"
+        not in _of(plain, "Deployment")["modelserve-system/modelserve-operator"]["spec"]["template"]["spec"]
+    )
+    two = _of(namespaced, "Deployment")["modelserve-system/modelserve-operator"]["spec"]["template"]
+    (spread,) = two["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert spread["labelSelector"]["matchLabels"].items() <= two["metadata"]["labels"].items()
 
 
 def test_the_rules_of_what_is_allowed_are_the_operators() -> None:

@@ -66,11 +66,20 @@ def test_it_warns_and_can_neither_refuse_nor_hold_up_for_long(objects: Objects) 
     assert hook["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a"]
 
 
-def test_its_rights_are_those_that_the_process_states(objects: Objects) -> None:
+@pytest.mark.parametrize("namespaces", [[], ["team-a"]])
+def test_its_rights_are_those_that_the_process_states(helm: Helm, namespaces: list[str]) -> None:
+    objects = _objects(helm, {**VALUES, "watchNamespaces": namespaces})
     cluster = objects["ClusterRole", f"modelserve-system-{NAME}"]["rules"]
     own = objects["Role", NAME]["rules"]
     named = [rule for rule in (*cluster, *own) if "resourceNames" in rule]
-    assert [rule for rule in cluster if rule not in named] == list(kinds.WEBHOOK_RULES)
+    granted = [rule for rule in cluster if rule not in named]
+    if namespaces:
+        there = objects["Role", f"modelserve-system-{NAME}"]
+        assert there["metadata"]["namespace"] == "team-a"
+        assert objects["RoleBinding", f"modelserve-system-{NAME}"]["subjects"][0]["name"] == NAME
+        granted += there["rules"]
+        assert "configmaps" not in str(cluster), "of other namespaces it reads nothing but nodes and pools"
+    assert granted == [*kinds.CLUSTER_RULES, *kinds.WEBHOOK_RULES]
     trust = sorted(kinds.WEBHOOK_TRUST_RULES, key=repr)
     assert sorted(({k: v for k, v in rule.items() if k != "resourceNames"} for rule in named), key=repr) == trust
     assert {name for rule in named for name in rule["resourceNames"]} == {NAME, f"modelserve-system-{NAME}"}

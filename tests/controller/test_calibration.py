@@ -255,6 +255,16 @@ def test_what_a_namespace_measured_drives_nothing_of_others_out_of_the_config_ma
     assert shared.entries.items() <= crowded.entries.items()
 
 
+def test_many_namespaces_of_one_tenant_do_not_drive_out_what_others_learned() -> None:
+    everywhere = Measurements().including(_entry(n, weights=5) for n in range(20))
+    others = everywhere.including(_entry(n, namespace="other", weights=5) for n in range(20, 40))
+    hostile = [_entry(100 + n, namespace=f"mine-{n % 12}", weights=5) for n in range(12 * MAX_OF_NAMESPACE)]
+    crowded = others.including(hostile)
+    assert len(crowded.entries) == MAX_ENTRIES
+    assert others.entries.items() <= crowded.entries.items()
+    assert crowded.including(hostile[:3]) is crowded, "what has no room is not written again and again"
+
+
 def _serve_in(world, namespace: str, name: str) -> None:
     """Another ModelServe of the same shape, in a namespace of its own."""
     body = {

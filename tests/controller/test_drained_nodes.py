@@ -11,9 +11,11 @@ from modelserve_operator.kube import KubeError
 from modelserve_operator.observed import Pod
 
 CORDON = {"unschedulable": True}
-KARPENTER = {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}
-AUTOSCALER = {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}
 GPU_TAINT = {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}
+
+
+def _tainted(key: str) -> dict[str, Any]:
+    return {"taints": [{"key": key, "effect": "NoSchedule"}]}
 
 
 def _node(world, name: str, **spec: Any) -> None:
@@ -45,7 +47,17 @@ def one(ready_world):
     return ready_world
 
 
-@pytest.mark.parametrize("leaves", [CORDON, KARPENTER, AUTOSCALER], ids=["drain", "karpenter", "autoscaler"])
+LEAVING = (
+    "karpenter.sh/disrupted",
+    "ToBeDeletedByClusterAutoscaler",
+    "node.kubernetes.io/out-of-service",
+    "node.cloudprovider.kubernetes.io/shutdown",
+    "cloud.google.com/impending-node-termination",
+    "aws-node-termination-handler/spot-itn",
+)
+
+
+@pytest.mark.parametrize("leaves", [CORDON, *map(_tainted, LEAVING)], ids=["drain", *LEAVING])
 def test_the_only_worker_goes_when_another_is_ready_elsewhere(one, leaves: dict[str, Any]) -> None:
     (budget,) = one.cluster.of(DISRUPTION_BUDGET)
     assert budget["spec"]["maxUnavailable"] == 0, "until then nobody evicts it"
@@ -114,3 +126,24 @@ def test_by_default_a_drain_evicts_and_nothing_surges(ready_world) -> None:
     ready_world.rest()
     _node(ready_world, "a", **CORDON)
     assert [each[:2] for each in ready_world.rest()] == [("patch", "Pod")], "autoscalers are let through"
+
+
+SPOT = "cloud.google.com/gke-spot"
+
+
+def test_spot_nodes_that_go_before_a_worker_stops_are_told(world) -> None:
+    world.add_node("a", product="NVIDIA-H200", memory_mib=143_771, gpus=1)
+    world.create({"model": {"uri": "hf://google/gemma-4-31B-it"}})
+    world.make_ready()
+    assert "SpotNotice" not in [event["reason"] for event in world.cluster.events]
+    before, revision = world.cluster.of(POD), world.status()["revision"]
+    world.cluster.change(NODE, "a", lambda body: body["metadata"]["labels"].update({SPOT: "true"}))
+    world.settle()
+    (event,) = [event for event in world.cluster.events if event["reason"] == "SpotNotice"]
+    assert f"{SPOT}=true, which are gone 30 s after their notice, and take up to 87 s" in event["message"]
+    assert "Set rollout.drainSeconds to 3" in event["message"]
+    assert event["message"] in world.message("Planned")
+    assert (world.cluster.of(POD), world.status()["revision"]) == (before, revision), "nothing else comes of it"
+    assert world.condition("Ready") == ("True", "RolledOut")
+    world.edit(rollout={"drainSeconds": 3})
+    assert "notice" not in world.message("Planned")

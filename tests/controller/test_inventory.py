@@ -8,7 +8,7 @@ import pytest
 
 from modelserve.planning.eligibility import Taint
 from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.inventory import Inventory, pool_of, pool_offers
+from modelserve_operator.inventory import Inventory, PassingTaints, pool_of, pool_offers
 
 
 def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **labels: str) -> dict[str, Any]:
@@ -57,6 +57,32 @@ def test_cordons_and_lifecycle_taints_are_no_part_of_a_pool() -> None:
     before = pool_of(node)
     node["spec"]["taints"].append({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"})
     assert pool_of(node) == before
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node.cloudprovider.kubernetes.io/uninitialized",
+        "karpenter.sh/unregistered",
+        "node.cilium.io/agent-not-ready",
+        "ebs.csi.aws.com/agent-not-ready",
+        "startup-taint.cluster-autoscaler.kubernetes.io/anything",
+        "aws-node-termination-handler/spot-itn",
+        "example.com/boots",
+        "drainer.example.com/any",
+    ],
+)
+def test_a_node_that_starts_or_leaves_is_no_pool_of_its_own(key: str) -> None:
+    inventory = Inventory(PassingTaints(starting=("example.com/boots",), leaving=("drainer.example.com/",)))
+    inventory.hear(_node("a"), deleted=False)
+    inventory.hear(_node("b"), deleted=False)
+    node = _node("b")
+    node["spec"]["taints"].append({"key": key, "effect": "NoSchedule"})
+    assert not inventory.hear(node, deleted=False), "no plan may come out differently"
+    assert len(inventory.pools()) == 1
+    assert ("b" in inventory.leaving) is (key.startswith(("aws-", "drainer.")))
+    node["spec"]["taints"][-1]["key"] = "example.com/boots-differently"
+    assert inventory.hear(node, deleted=False), "another one lasts"
 
 
 @pytest.mark.parametrize("count", ["0", "", "many"])

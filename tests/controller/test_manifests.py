@@ -38,7 +38,7 @@ def _spec(**fields: Any) -> ModelServeSpec:
         "metadata": {"name": "m", "namespace": "ml"},
         "spec": {"model": {"uri": "pvc://weights/sub/dir"}, "accelerators": {"products": ["CPU"]}, **fields},
     }
-    return ModelServe.parse(document).spec
+    return ModelServe.parse(document, stored=True).spec  # as the operator reads it
 
 
 def _revision(spec: ModelServeSpec, facts: ModelFacts) -> Revision:

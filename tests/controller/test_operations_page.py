@@ -18,6 +18,8 @@ IN_WORDS = {
     "watch_namespaces",
     "learn_for_all",
     "allowed",
+    "startup_taints",
+    "leaving_taints",
     "image_pull_secrets",
     "lease_name",
     "lease_holder",

@@ -11,6 +11,7 @@ from modelserve.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.kinds import (
     CONFIG_MAP,
+    CONTROLLER_REVISION,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     JOB,
@@ -120,6 +121,25 @@ def test_while_the_service_cannot_be_switched_what_it_selects_does_not_get_small
     for _ in range(4):
         ready_world.make_ready()
     assert ready_world.condition("Ready") == ("True", "RolledOut")
+
+
+def test_what_is_over_goes_though_another_child_is_refused_for_ever(ready_world, refuse) -> None:
+    """Deletions wait for the Service alone, which may still lead there."""
+    old = ready_world.served_hash()
+    refuse(DISRUPTION_BUDGET, 403, RBAC)
+    ready_world.cluster.remove(DISRUPTION_BUDGET, "ml", "tiny")
+    ready_world.edit(revisionHistoryLimit=0, context={"maxModelLen": 1024})
+    for _ in range(4):
+        for deployment in ready_world.cluster.of(DEPLOYMENT):
+            ready_world.cluster.make_ready(deployment)
+        ready_world.settle()
+    new = ready_world.served_hash()
+    assert new != old
+    assert ready_world.condition("Stalled") == ("True", "Forbidden")
+    assert list(ready_world.deployments()) == [new]
+    kept = {labels.label_of(each, labels.PLAN_HASH) for each in ready_world.cluster.of(CONFIG_MAP)} - {None}
+    assert kept == {new}
+    assert len(ready_world.cluster.of(CONTROLLER_REVISION)) == 1
 
 
 def test_a_refused_inspection_is_said(world, refuse, tiny_spec: dict[str, Any]) -> None:

@@ -110,6 +110,14 @@ imagePullSecrets:
 - name: MODELSERVE_ALLOWED
   value: {{ toJson . | quote }}
 {{- end }}
+{{- with .Values.startupTaints }}
+- name: MODELSERVE_STARTUP_TAINTS
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- with .Values.leavingTaints }}
+- name: MODELSERVE_LEAVING_TAINTS
+  value: {{ join "," . | quote }}
+{{- end }}
 - name: MODELSERVE_POD_USER_ID
   value: {{ include "modelserve.userId" . | quote }}
 {{- end -}}
@@ -129,4 +137,10 @@ app.kubernetes.io/part-of: modelserve
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- /* Of each watched namespace: revisions that run, and facts of models, read by names that are computed. */ -}}
+{{- define "modelserve.webhookRules" -}}
+- {apiGroups: [apps], resources: [controllerrevisions], verbs: [list]}
+- {apiGroups: [""], resources: [configmaps, persistentvolumeclaims], verbs: [get]}
 {{- end -}}

@@ -14,7 +14,27 @@ GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedu
 """The taint that GPU nodes usually carry; pods that ask for GPUs tolerate it without being told."""
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 _KEEPING_AWAY = ("NoSchedule", "NoExecute")
-_LIFECYCLE_TAINTS = "node.kubernetes.io/"  # not-ready, unreachable, unschedulable, pressure: they come and go
+# Keys of taints that come and go; one that ends in a slash stands for all that begin so.
+STARTING_TAINTS = (
+    "node.kubernetes.io/",  # not-ready, unreachable, unschedulable, pressure
+    "node.cloudprovider.kubernetes.io/uninitialized",
+    "karpenter.sh/unregistered",
+    "node.cilium.io/agent-not-ready",
+    "ebs.csi.aws.com/agent-not-ready",
+    "efs.csi.aws.com/agent-not-ready",
+    "startup-taint.cluster-autoscaler.kubernetes.io/",  # by Cluster Autoscaler's own convention, as the next two
+    "status-taint.cluster-autoscaler.kubernetes.io/",
+    "ignore-taint.cluster-autoscaler.kubernetes.io/",
+)
+LEAVING_TAINTS = (
+    "karpenter.sh/disrupted",
+    "ToBeDeletedByClusterAutoscaler",
+    "node.kubernetes.io/out-of-service",
+    "node.cloudprovider.kubernetes.io/shutdown",
+    "cloud.google.com/impending-node-termination",
+    "aws-node-termination-handler/",
+)
+"""Of nodes whose pods will have to go."""
 
 Body = Mapping[str, Any]
 
@@ -40,15 +60,22 @@ class Taint:
         return False
 
 
-def lasting_taints(spec: object) -> tuple[Taint, ...]:
-    """Taints of a node's spec (or of a NodePool's template) that keep pods away for as long as it lives."""
+def named(key: object, keys: Iterable[str]) -> bool:
+    """Whether one of `keys`, as of STARTING_TAINTS, stands for the key of a taint."""
+    return any(str(key).startswith(each) if each.endswith("/") else key == each for each in keys)
+
+
+def lasting_taints(spec: object, *, passing: Iterable[str] = ()) -> tuple[Taint, ...]:
+    """Taints of a node's spec (or of a NodePool's template) that keep pods away for as long as it lives. `passing`:
+    keys of those that do not, beside the well-known ones."""
+    passes = (*STARTING_TAINTS, *LEAVING_TAINTS, *passing)
     stated = spec.get("taints") if isinstance(spec, Mapping) else None
     return tuple(
         sorted(
             Taint(str(taint.get("key")), str(taint.get("value") or ""), taint["effect"])
             for taint in (stated if isinstance(stated, list | tuple) else ())
             if isinstance(taint, Mapping) and taint.get("effect") in _KEEPING_AWAY
-            and not str(taint.get("key")).startswith(_LIFECYCLE_TAINTS)
+            and not named(taint.get("key"), passes)
         )
     )  # fmt: skip
 

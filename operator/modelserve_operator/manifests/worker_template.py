@@ -9,7 +9,7 @@ from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.model_source import SecretKeyRef
-from modelserve.planning.eligibility import GPU_TOLERATION
+from modelserve.planning.eligibility import GPU_TOLERATION, HOSTNAME_LABEL
 from modelserve.planning.resource_slices import is_device_class
 from modelserve.releases import release_number
 from modelserve_operator import disruption, labels
@@ -240,9 +240,10 @@ def _placement(spec: ModelServeSpec, plan: PlanStatus, *, name: str, plan_hash: 
     placement["topologySpreadConstraints"] = [
         {
             "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
+            "topologyKey": key,
             "whenUnsatisfiable": "ScheduleAnyway",
             "labelSelector": {"matchLabels": same_revision},
         }
+        for key in ("topology.kubernetes.io/zone", HOSTNAME_LABEL)
     ]
     return placement

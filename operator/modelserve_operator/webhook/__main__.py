@@ -34,7 +34,8 @@ logger = logging.getLogger("modelserve_operator.webhook")
 async def run(settings: WebhookSettings) -> None:
     """Answer reviews until a signal. Raises WatchFrozenError and KubeError when it cannot go on."""
     async with ClusterKube(through_api_proxy=False) as kube:
-        gatherer = Gatherer(kube, Store(), SharedConfig(settings.namespace), watched=(NODE,), optional=OPTIONAL_SUPPLY)
+        shared = SharedConfig(settings.namespace)
+        gatherer = Gatherer(kube, Store(), shared, watched=(NODE,), optional=OPTIONAL_SUPPLY, passing=settings.passing)
         replanning = Replanning(gatherer, WorkQueue())  # nothing is queued: objects come with their reviews
         watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         served = ServedCertificate()

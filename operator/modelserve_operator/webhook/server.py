@@ -22,12 +22,14 @@ from modelserve_operator.webhook.certificates import Pair
 from modelserve_operator.webhook.preview import preview
 from modelserve_operator.webhook.reading import Reader
 from modelserve_operator.webhook.review import NotAReviewError, Review, answer, review_of
+from modelserve_operator.webhook.turns import Turns
 from modelserve_operator.webhook.warning_lines import warning_lines
 
 logger = logging.getLogger(__name__)
 
 PATH = "/preview"
-LARGEST_REVIEW = 8 << 20  # bytes: two states of an object, of 1.5 MiB each at most
+LARGEST_REVIEW = 2 << 20  # bytes: two states of an object, which the schema's bounds keep far below 1 MiB each
+MOST_SECONDS = 30  # that an API server may wait
 WAITS = re.compile(r"([0-9]+)s")  # what the API server adds to the address: for how long it waits
 READ_SHARE = 0.6  # of that, for what is read of the cluster
 
@@ -38,17 +40,32 @@ class Previewer:
     def __init__(self, reader: Reader, settings: Settings) -> None:
         self._reader = reader
         self._settings = settings
+        self._turns = Turns()
 
     async def answer(self, request: web.Request) -> web.Response:
-        """400 for what is no AdmissionReview; else 200, and allowed."""
+        """400 for what is no AdmissionReview, 408 for one that does not arrive, 413 above LARGEST_REVIEW, 429 where too
+        many are under way: the API server then goes on without a preview. Else 200, and allowed."""
+        with self._turns.place(request.remote or "") as free:
+            if free:
+                return await self._answer(request)
+        metrics.REVIEWS.labels("busy").inc()
+        return web.json_response({"message": "too many reviews are under way"}, status=429)
+
+    async def _answer(self, request: web.Request) -> web.Response:
         started = time.perf_counter()
+        waits = WAITS.fullmatch(request.query.get("timeout", ""))
+        seconds = min(int(waits[1]) if waits else 1, MOST_SECONDS)
         try:
-            review = review_of(json.loads(await request.read()))
+            async with asyncio.timeout(seconds):
+                body = await request.read()
+            review = review_of(json.loads(body))
+        except TimeoutError:
+            metrics.REVIEWS.labels("malformed").inc()
+            return web.json_response({"message": f"no AdmissionReview within {seconds} s"}, status=408)
         except (ValueError, RecursionError, NotAReviewError) as error:
             metrics.REVIEWS.labels("malformed").inc()
             return web.json_response({"message": f"no AdmissionReview: {error}"}, status=400)
-        waits = WAITS.fullmatch(request.query.get("timeout", ""))
-        outcome, warnings = await self._warnings(review, seconds=READ_SHARE * (int(waits[1]) if waits else 1))
+        outcome, warnings = await self._warnings(review, seconds=READ_SHARE * seconds)
         metrics.REVIEWS.labels(outcome).inc()
         metrics.REVIEW_SECONDS.observe(time.perf_counter() - started)
         return web.json_response(answer(review.uid, warnings))
