@@ -20,6 +20,7 @@ from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTS, NO_DRAFTS, S
 
 SINCE = "x-since-release"
 DEFAULT_MAX_NUM_MIXED_TOKENS = 512
+DEFAULT_MIXED_STEP_MILLISECONDS = 250
 
 
 class EngineArgs(BaseModel):
@@ -60,7 +61,16 @@ class EngineArgs(BaseModel):
         ge=2,
         le=1 << 20,
         description="Most tokens of a step in which requests decode, which bounds the time between their tokens. "
-        "On GPUs half as many while few prompts wait, and up to three times, 1,536 at most, while a crowd does.",
+        "On GPUs half as many while few prompts wait, and up to three times, 1,536 at most, while a crowd does; on "
+        "CPUs what mixedStepMilliseconds compute.",
+    )
+    mixed_step_milliseconds: int = Field(
+        default=DEFAULT_MIXED_STEP_MILLISECONDS,
+        ge=1,
+        le=60_000,
+        description="CPU: what rows of prompts may add to a step in which requests decode, by measured time; as long "
+        "as the decodes take where that is more.",
+        json_schema_extra={SINCE: "0.2.0"},
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Most requests of one step.")
     profile: Profile = Field(

@@ -18,10 +18,10 @@ MODEL = ROOT / "tests/models/gemma4-tiny-ple"
 
 
 class WorkerOnCpu:
-    """Serves "tiny" on a free port, with 32 places and one thread per product. `descriptors`: its limit of open
-    files."""
+    """Serves "tiny" on a free port, with 32 places and so many threads per product. `descriptors`: its limit of open
+    files; `source`: of the code that it runs."""
 
-    def __init__(self, *flags: str, descriptors: int | None = None) -> None:
+    def __init__(self, *flags: str, descriptors: int | None = None, threads: int = 1, source: Path = ROOT) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -38,7 +38,8 @@ class WorkerOnCpu:
                 "--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--cpu-memory-bytes", "3000000000", *flags,
             ],
             stderr=self._log, preexec_fn=limit,
-            env=os.environ | {"PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'worker'}", "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {"PYTHONPATH": f"{source / 'operator'}:{source / 'worker'}", "OMP_NUM_THREADS": str(threads)},
         )  # fmt: skip
 
     def log_lines(self) -> int:

@@ -29,6 +29,7 @@ from modelserve_worker.terminal_error import TerminalError
 if TYPE_CHECKING:
     from modelserve_worker.execution.ranks import LaunchedReplica
     from modelserve_worker.grammar.compiler import GrammarCompiler
+    from modelserve_worker.scheduling.mixed_pace import MixedPace
     from modelserve_worker.scheduling.step_costs import StepCosts
 
 
@@ -92,6 +93,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         draft_tokens=drafts,
         asked_drafts=replica.runner.asked_drafts,
         step_costs=costs,
+        mixed_pace=_mixed_pace(args, replica),
         prefix_caching=args.prefix_caching,
         host_cache_bytes=args.host_cache_bytes // args.tensor_parallel_size,
         looks_up=args.prompt_lookup,
@@ -137,6 +139,16 @@ def _step_costs(args: EngineArgs, replica: LaunchedReplica, speed: RankSpeed | N
     if assistant is not None:
         drafts = DraftSpeed(assistant, device, replica.geometry, tensor_parallel=args.tensor_parallel_size)
     return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculative, drafts=drafts)
+
+
+def _mixed_pace(args: EngineArgs, replica: LaunchedReplica) -> MixedPace | None:
+    """Of a CPU, whose steps were timed."""
+    from modelserve_worker.scheduling.mixed_pace import MixedPace
+
+    if replica.step_seconds is None:
+        return None
+    target = args.mixed_step_milliseconds / 1000
+    return MixedPace(replica.step_seconds, target=target, most_rows=args.max_num_mixed_tokens)
 
 
 def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:

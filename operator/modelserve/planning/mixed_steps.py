@@ -10,8 +10,8 @@ A crowd is PREFILLS_AHEAD prompts or more, of more tokens than steps of `max_num
 fewer are soon served, and end as close together as they began, where long steps let them. Whose steps are shorter than
 PATIENT_SECONDS, as objective Latency has them, is more patient, by the square of that: short gaps were chosen there.
 Plans count steps of `max_num_mixed_tokens`: where a crowd waits all the time, a request waits before its first token or
-between its tokens, and is answered as soon either way. On the CPU, whose rates are not known and which multiplies for
-nearly all of a step, steps always have as many rows.
+between its tokens, and is answered as soon either way. On the CPU, whose rates are not known, the worker measures what
+its steps take, and gives them what EngineArgs.mixed_step_milliseconds compute.
 """
 
 from __future__ import annotations

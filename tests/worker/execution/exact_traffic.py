@@ -18,6 +18,7 @@ from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import PromptLogprobs, Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.mixed_pace import MixedPace
 from modelserve_worker.scheduling.running import RunningRequest
 from modelserve_worker.scheduling.scheduler import Scheduler
 
@@ -77,6 +78,7 @@ class Exactly:
         ahead: bool = False,
         stamps: bool = False,
         captured: bool = False,
+        pace: MixedPace | None = None,
     ) -> dict[str, Said]:
         """All of `wanted` to their ends. `order` None: they come at once, else over time in an order of this seed.
         `preempted_every` so many steps the youngest is preempted, as when the pool is out."""
@@ -96,7 +98,14 @@ class Exactly:
             chunk, self.sequences, self.longest, (), captured_rows=runner.captured_rows, exact=exact
         )
         engine = Engine(
-            Scheduler(limits, self.geometry, pool, draft_tokens=runner.draft_tokens, prefix_caching=prefix_caching),
+            Scheduler(
+                limits,
+                self.geometry,
+                pool,
+                draft_tokens=runner.draft_tokens,
+                prefix_caching=prefix_caching,
+                mixed_pace=pace,
+            ),
             runner,
         )
         said = {request.request_id: Said() for request in wanted}

@@ -32,7 +32,7 @@ def request(name: str, prompt: int, max_tokens: int = 4) -> Request:
 def shared(remaining: list[int], budget: int) -> list[int]:
     """Where every token costs the same."""
     left = np.array(remaining, dtype=np.int32)
-    shares: list[int] = share_prefill_tokens(left, np.zeros_like(left), budget, PromptCost()).tolist()
+    shares: list[int] = share_prefill_tokens(left, np.zeros_like(left), budget, PromptCost(), budget).tolist()
     return shares
 
 
@@ -69,7 +69,7 @@ def test_a_step_costs_what_it_may_and_nothing_that_it_could_pay_is_left(
 ) -> None:
     prices = PromptCost(doubling, full)
     remaining, computed = (np.array(each, dtype=np.int32) for each in zip(*prefills, strict=True))
-    shares = share_prefill_tokens(remaining, computed, budget, prices)
+    shares = share_prefill_tokens(remaining, computed, budget, prices, prices.allowed(budget))
     assert (shares >= 0).all()
     assert (shares <= remaining).all()
     assert shares[0] >= 1, "the oldest always goes on"
@@ -109,7 +109,7 @@ def test_the_steps_of_a_prompt_are_those_that_its_shares_make() -> None:
     computed = steps = 0
     while computed < tokens:
         left, done = np.array([tokens - computed], dtype=np.int32), np.array([computed], dtype=np.int32)
-        computed += int(share_prefill_tokens(left, done, rows, prices)[0])
+        computed += int(share_prefill_tokens(left, done, rows, prices, prices.allowed(rows))[0])
         steps += 1
     assert steps == pytest.approx(prices.steps(tokens, rows), abs=1)
     assert steps > tokens / rows * 1.3

@@ -137,7 +137,10 @@ class Engine:
             return self._fail(batch, error)
         finally:
             self.steps_done += 1
-        self.scheduler.drafting.observe(self._clock.ended(batch, failed=False))
+        timed = self._clock.ended(batch, failed=False)
+        self.scheduler.drafting.observe(timed)
+        if self.scheduler.mixed_pace is not None:
+            self.scheduler.mixed_pace.observe(timed)
         self._failures = 0
         return self.scheduler.update(sampled)
 

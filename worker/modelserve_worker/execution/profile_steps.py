@@ -61,6 +61,13 @@ def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: 
     return *chunks, *decodes
 
 
+def timed_batch(*, start: int, tokens: int) -> ScheduledBatch:
+    """A chunk of positions [start, start + tokens) which ends in a token that is drawn, as those of answers are."""
+    admitted = AdmittedRequest(0, "timed", _KERNELS_SAMPLING, (0,), ())
+    lengths, one = np.full(1, tokens, dtype=np.int32), np.ones(1, dtype=np.int32)
+    return _profile_batch(0, start=start, lengths=lengths, drawn=one, admitted=(admitted,))
+
+
 def _profile_batch(
     step: int,
     *,

@@ -45,6 +45,7 @@ from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.execution.startup import StartedRank, start_rank
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
+from modelserve_worker.step_seconds import StepSeconds
 from modelserve_worker.terminal_error import TerminalError
 
 _COMPARED_STEPS = 32  # a rank that is so many steps behind has not noted its tokens: it is compared no more
@@ -69,6 +70,7 @@ class LaunchedReplica:
     memory: MemoryReport
     table: KernelTable  # of kernels, the same on all ranks
     captured_rows: tuple[int, ...]  # of steps with prompts, rising
+    step_seconds: StepSeconds | None  # on a CPU
 
 
 def launch(
@@ -392,4 +394,5 @@ def _replica(started: StartedRank, runner: ModelRunner) -> LaunchedReplica:
         memory=memory,
         table=started.runner.table,
         captured_rows=started.runner.captured_rows,
+        step_seconds=started.step_seconds,
     )

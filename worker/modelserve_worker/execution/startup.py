@@ -47,6 +47,7 @@ from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.execution.process_group import join_tensor_parallel
 from modelserve_worker.execution.profile_steps import heaviest_steps
+from modelserve_worker.execution.timed_steps import timed_steps
 from modelserve_worker.execution.weights_progress import ProgressCallback
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.operations import Operations
@@ -55,6 +56,7 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.nvml import used_bytes
+from modelserve_worker.step_seconds import StepSeconds
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class StartedRank:
     runner: GPUModelRunner
     architecture: ModelArchitecture
     memory: MemoryReport
+    step_seconds: StepSeconds | None  # of its steps, on a CPU
 
 
 def start_rank(
@@ -129,6 +132,14 @@ def start_rank(
         beside_graphs = sampling_bytes(architecture, rows=few_rows, tensor_parallel_size=args.tensor_parallel_size)
     with compilations():
         runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
+    step_seconds = None
+    if probe is None:
+        step_seconds = timed_steps(
+            runner,
+            most_rows=args.max_num_batched_tokens,
+            longest=architecture.max_position_embeddings,
+            weights_bytes=model.parameter_bytes(),
+        )
     phases.end("profile")
     use, pool_bytes = _agree(use, parallel, device)
     try:
@@ -182,7 +193,7 @@ def start_rank(
         runner.host = HostMemory(runner.cache, args.host_cache_bytes // args.tensor_parallel_size)
         runner.host.start(on_host_progress)
     logger.info("rank %d started: %s", rank, phases)
-    return StartedRank(runner, architecture, memory)
+    return StartedRank(runner, architecture, memory, step_seconds)
 
 
 def _join(

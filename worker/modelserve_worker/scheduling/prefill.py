@@ -26,17 +26,50 @@ import numpy as np
 
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve_worker.batch import Int32Array
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.mixed_pace import FEWEST_ROWS, MixedPace
+from modelserve_worker.scheduling.running import SlotCounters
 
 _ROUNDING = 1e-6  # of a row: what floating point may lose of a whole one
 
 
-def share_prefill_tokens(remaining: Int32Array, computed: Int32Array, budget: int, prices: PromptCost) -> Int32Array:
+def prefill_shares(
+    limits: SchedulerLimits,
+    pace: MixedPace | None,
+    counters: SlotCounters,
+    prefills: Int32Array,
+    decodes: Int32Array,
+    *,
+    rows: int,
+    decoding: bool,
+    most_drafts: int,
+    held_back: int,
+) -> tuple[Int32Array, int]:
+    """Tokens of a step for each of the `prefills`, slots [P] of which the oldest is first, and what they may have
+    together; beside `decodes`, which have so many `rows` in all, drafts included. `decoding`: some requests decode, if
+    only in the next step. Others hold back so many rows of prompts (`SchedulerLimits.prefill_tokens`)."""
+    remaining, computed = counters.prompt_rows(prefills, most_drafts=most_drafts), counters.computed[prefills]
+    longest, prices, sizes = int(counters.known[prefills].max(initial=0)), limits.prompt_cost, limits.captured_rows
+    beside = max(rows, int(decoding))  # whoever sits this step out waits for its end, too
+    budget = limits.prefill_tokens(beside, remaining, longest, held_back=held_back)
+    cost = prices.allowed(budget)
+    if pace is not None and beside and len(prefills):
+        context = float(counters.computed[decodes].mean()) if rows else 0.0
+        cost = pace.cost(int(computed[0]), decodes=beside, context=context)
+        prices, sizes = pace.prices, tuple(range(FEWEST_ROWS, budget + rows + 1, FEWEST_ROWS))
+    shares = share_prefill_tokens(remaining, computed, budget, prices, cost)
+    trim_to_captured(shares, remaining, rows, sizes)
+    return shares, budget
+
+
+def share_prefill_tokens(
+    remaining: Int32Array, computed: Int32Array, budget: int, prices: PromptCost, cost: float
+) -> Int32Array:
     """Tokens of this step for each prefill, from the tokens that each has `remaining` behind those `computed`, oldest
-    first; [P] to [P]. `budget` is T."""
+    first; [P] to [P]. `budget` is T, and `cost` what they may cost in all."""
     shares = np.zeros_like(remaining)
     if not len(remaining):
         return shares
-    cost = prices.allowed(budget)
     half = math.ceil(prices.rows(int(computed[0]), cost / 2) - _ROUNDING)
     shares[0] = min(int(remaining[0]), half, budget)
     cost -= prices.cost(int(computed[0]), int(shares[0]))

@@ -6,13 +6,13 @@ always gets half (prefill.py). At most as many requests run as a step has tokens
 others leave it at least one token of every step, and while some prefill, no decode waits: neither starves the other.
 
 Size of a step. Without decodes it is `max_num_batched_tokens`, or a few mixed steps while a prompt needs several.
-Beside decodes prefills fill `max_num_mixed_tokens`, so that a token never waits long for its next, and so that decodes
-ride along: a step of 512 rows reads the weights once for all of them and costs little more than its share of the
-prefill alone, where a decode by itself costs a reading of the weights. The more of a request's tokens come in mixed
-steps, the fewer steps remain that only decode. Rows of an image have to be in one step, whatever is beside them
-(whole_spans.py). Behind a long context rows attend to more, and a step has fewer of them,
-as many as a captured step. Steps follow what waits, in the front end too (held_back.py): half as long while few prompts
-do, up to three times as long where a crowd does (modelserve/planning/mixed_steps.py).
+Beside decodes prefills fill `max_num_mixed_tokens`, on a CPU what a set time computes (mixed_pace.py), so that a token
+never waits long for its next, and so that decodes ride along: a step of 512 rows reads the weights once for all of them
+and costs little more than its share of the prefill alone, where a decode by itself costs a reading of the weights. The
+more of a request's tokens come in mixed steps, the fewer steps remain that only decode. Rows of an image have to be in
+one step, whatever is beside them (whole_spans.py). Behind a long context rows attend to more, and a step has fewer of
+them, as many as a captured step. Steps follow what waits, in the front end too (held_back.py): half as long while few
+prompts do, up to three times as long where a crowd does (modelserve/planning/mixed_steps.py).
 
 Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
 for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
@@ -61,8 +61,9 @@ from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.held_back import HeldBack
+from modelserve_worker.scheduling.mixed_pace import MixedPace
 from modelserve_worker.scheduling.page_table import PageTable
-from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured
+from modelserve_worker.scheduling.prefill import prefill_shares
 from modelserve_worker.scheduling.prefix_reuse import NoReuse, PrefixReuse
 from modelserve_worker.scheduling.request_queue import RequestQueue
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
@@ -87,6 +88,7 @@ class Scheduler:
         draft_tokens: int = 0,
         asked_drafts: int = 0,
         step_costs: StepCosts | None = None,
+        mixed_pace: MixedPace | None = None,
         prefix_caching: bool = False,
         host_cache_bytes: int = 0,
         looks_up: bool = False,
@@ -97,7 +99,7 @@ class Scheduler:
         of one rank, behind the prefix cache. `looks_up`: the drafter looks in what that knows of other requests."""
         most = commit_first_tokens(geometry) if geometry.sliding_page.layers else 1 + draft_tokens
         assert draft_tokens < most, f"{draft_tokens} drafts write over rows in a window of {geometry.window}"
-        self.limits = limits
+        self.limits, self.mixed_pace = limits, mixed_pace
         self.drafting = Drafting(draft_tokens, limits.max_num_seqs, step_costs, asked=asked_drafts)
         self.arena = PageArena(geometry, pool_bytes)
         reuse = partial(PrefixReuse, self.arena, geometry, limits, host_bytes=host_cache_bytes, looks_up=looks_up)
@@ -113,8 +115,7 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self._events = StepEvents()
         self._tables_unknown = False  # a step failed: the next one names every entry
-        self._step = 0
-        self._totals = Totals()
+        self._step, self._totals = 0, Totals()
 
     @property
     def has_requests(self) -> bool:
@@ -148,6 +149,7 @@ class Scheduler:
         self._queue.fetched(self.prefixes.take_ready())
         counters, slots = self._counters, self._running.slots()
         decodes, prefills = counters.by_kind(slots)
+        decoding = len(decodes) > 0
         decodes, all_grew = self._grow_decodes(self._running.with_masks(decodes))
         if len(prefills):
             prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
@@ -157,15 +159,14 @@ class Scheduler:
                 prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
             return self._batch(_NOBODY, _NOBODY, _NOBODY, _NOBODY) if self.prefixes.has_copies else None
-        longest = int(counters.known[prefills].max(initial=0))
-        remaining = counters.prompt_rows(prefills, most_drafts=self.drafting.most)
         decodes, spare = self._spans.seat(decodes, prefills)
         drafts = self._running.drafts(decodes, drafting=self.drafting, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
-        held_back = 0 if self._queue.first else self.held_back.rows  # behind one that waits for memory, they would, too
-        budget = self.limits.prefill_tokens(rows, remaining, longest, held_back=held_back)
-        shares = share_prefill_tokens(remaining, counters.computed[prefills], budget, self.limits.prompt_cost)
-        trim_to_captured(shares, remaining, rows, self.limits.captured_rows)
+        # Behind one that waits for memory, those that are held back would wait, too.
+        shares, budget = prefill_shares(
+            self.limits, self.mixed_pace, counters, prefills, decodes, rows=rows, decoding=decoding,
+            most_drafts=self.drafting.most, held_back=0 if self._queue.first else self.held_back.rows,
+        )  # fmt: skip
         self.prefixes.cut(self._running.stays(prefills), counters.computed[prefills], shares)
         self._spans.keep(prefills, shares, rows=rows, budget=budget)
         self._running.leave_room(shares, rows, self.drafting)

@@ -1,0 +1,43 @@
+"""Chunks that a rank on a CPU times at its start, since its rates are on no list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.execution.profile_steps import timed_batch
+from modelserve_worker.step_seconds import StepSeconds
+
+_ROWS = (8, 64)  # of a chunk: one that mostly reads the weights, and one that multiplies
+_CONTEXT = 4096  # in front of it
+_QUICK_BYTES = 1 << 30  # of weights; with more, steps take long enough that little comes between
+_REPEATS = 3  # of which the shortest counts: noise only adds
+
+
+def timed_steps(
+    runner: GPUModelRunner,
+    *,
+    most_rows: int,
+    longest: int,
+    weights_bytes: int,
+    now: Callable[[], float] = time.perf_counter,
+) -> StepSeconds | None:
+    """What steps take; None where they are so short that nobody waits for one: of `most_rows`, at most `longest`.
+
+    The runner stands over a cache of one page per kind. All ranks time the same steps, since they compute together.
+    """
+    few, many = _ROWS[0], min(_ROWS[1], most_rows, longest)
+    if many <= few:
+        return None
+    repeats = _REPEATS if weights_bytes <= _QUICK_BYTES else 1
+
+    def seconds(rows: int, start: int) -> float:
+        taken = []
+        for _ in range(repeats):
+            began = now()
+            runner.profile([timed_batch(start=start, tokens=rows)])
+            taken.append(now() - began)
+        return min(taken)
+
+    return StepSeconds.fitted(seconds, rows=(few, many), context=min(_CONTEXT, longest - many))
