@@ -11,6 +11,7 @@ from typing import Any, get_args
 import yaml
 
 from modelserve_operator import diff, drift, labels, metrics
+from modelserve_operator.admitted import AdmittedChanges
 from modelserve_operator.drift import DriftContestedError, Heals
 from modelserve_operator.kinds import CONTROLLER_REVISION, EVENT, MODEL_SERVE, POD, ResourceKind
 from modelserve_operator.kube import Kube, KubeError
@@ -66,6 +67,7 @@ class Applier:
         self._store = store
         self._clock = clock
         self._heals = Heals()
+        self._admitted = AdmittedChanges()
         self._statuses = StatusContests()
         self._asked: dict[Key, str | None] = {}
         self._last: dict[Key, dict[str, str]] = defaultdict(dict)  # per ModelServe: uid -> hash of what we last applied
@@ -84,7 +86,8 @@ class Applier:
         _check_owner(kind, live, body)
         uid, wrong = live["metadata"]["uid"], drift.deviations(kind, live, desired)
         drifted = self._is_what_we_want(live, desired)  # what we last wrote, so somebody else made the difference
-        if not wrong or (drifted and _admitted(live) == labels.short_hash(wrong)):
+        admitted = self._admitted.accounts_for(kind, live, wrong)
+        if not wrong or (drifted and admitted):
             self._store.put(kind, live)
             self._heals.quiet(uid, self._clock())
             return
@@ -128,7 +131,8 @@ class Applier:
         Nobody but admission can be in the answer to a write, and who writes again wins nothing but new pods.
         """
         digest = labels.short_hash(left)
-        if _admitted(live) == digest:
+        self._admitted.note(live, digest)
+        if labels.annotation_of(live, labels.ADMITTED) == digest:
             return
         pointer = labels.ADMITTED.replace("~", "~0").replace("/", "~1")
         await self._patch(kind, live, [{"op": "add", "path": f"/metadata/annotations/{pointer}", "value": digest}])
@@ -186,6 +190,7 @@ class Applier:
     def forget(self, key: Key) -> None:
         """A ModelServe is gone."""
         self._last.pop(key, None)
+        self._admitted.forget(key)
         self._asked.pop(key, None)
         self._statuses.forget(key)
 
@@ -294,6 +299,7 @@ class Applier:
         await self._kube.delete(kind, namespace=namespace, name=name, uid=body["metadata"]["uid"])
         self._store.remove(kind, body)
         self._last[_owner(body)].pop(body["metadata"]["uid"], None)
+        self._admitted.forget(_owner(body), body["metadata"]["uid"])
         metrics.WRITES.labels("delete", kind.kind).inc()
         logger.info("deleted %s %s/%s", kind.kind, namespace, name)
 
@@ -349,10 +355,6 @@ class Applier:
             metrics.WRITES.labels("create", "Event").inc()
         except KubeError as error:
             logger.warning("event %s of %s was not recorded: %s", transition.reason, metadata["name"], error)
-
-
-def _admitted(live: Body) -> str | None:
-    return labels.annotation_of(live, labels.ADMITTED)
 
 
 def _owner(child: Body) -> Key:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from modelserve_operator import labels
-from modelserve_operator.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator import drift, labels
+from modelserve_operator.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD, SERVICE
 
 LATER = "2099-01-01T00:00:00+00:00"
 RECORD = {"reason": "InvalidCheckpoint", "message": "no", "attempts": 3, "ready": 0, "trying": False}
@@ -109,3 +110,46 @@ def test_pods_that_serve_different_commits_are_said_by_name_and_none_is_ended(se
     served.cluster.remove(POD, "ml", pods[1]["metadata"]["name"])
     served.make_ready()
     assert "commit" not in served.message("Planned", "big"), "its successor serves what the others do"
+
+
+def _as_if_admitted(change: Callable[[dict[str, Any]], None], *, found: dict[str, Any]) -> Callable[..., None]:
+    """The change with the annotation that would have it pass for admission's: anybody can compute that."""
+
+    def forge(body: dict[str, Any]) -> None:
+        change(body)
+        body["metadata"].setdefault("annotations", {})[labels.ADMITTED] = labels.short_hash(found)
+
+    return forge
+
+
+def test_an_edit_of_a_service_does_not_pass_for_admissions_by_its_annotation(ready_world) -> None:
+    """It would keep every worker from its clients for good, without a word."""
+    (service,) = ready_world.cluster.of(SERVICE)
+    found = {"spec.selector (app)": {**service["spec"]["selector"], "app": "nobody"}}
+    blackhole = _as_if_admitted(lambda body: body["spec"]["selector"].update(app="nobody"), found=found)
+    for restarts in (False, True):
+        ready_world.cluster.change(SERVICE, "tiny", blackhole)
+        if restarts:  # as while none ran
+            ready_world.restart_operator()
+        ready_world.settle()
+        assert ready_world.cluster.of(SERVICE)[0]["spec"] == service["spec"]
+    for _ in range(drift.MOST_HEALS):
+        ready_world.cluster.change(SERVICE, "tiny", blackhole)
+        ready_world.settle()
+    assert ready_world.condition("Stalled") == ("True", "DriftContested")
+    ready_world.pass_time(drift.LONGEST_WAIT.total_seconds())
+    assert ready_world.condition("Available") == ("True", "Serving")
+
+
+def test_an_edit_of_a_deployment_does_not_either_while_the_operator_runs(ready_world) -> None:
+    (deployment,) = ready_world.cluster.of(DEPLOYMENT)
+    name = deployment["metadata"]["name"]
+    env = [*deployment["spec"]["template"]["spec"]["containers"][0]["env"], {"name": "LD_PRELOAD", "value": "/x"}]
+    found = {"spec.template.spec.containers.env (LD_PRELOAD)": env}
+
+    def preload(body: dict[str, Any]) -> None:
+        body["spec"]["template"]["spec"]["containers"][0]["env"] = env
+
+    ready_world.cluster.change(DEPLOYMENT, name, _as_if_admitted(preload, found=found))
+    ready_world.settle()
+    assert "LD_PRELOAD" not in str(ready_world.cluster.of(DEPLOYMENT))
