@@ -221,7 +221,9 @@ class StorageSpec(ApiModel):
 
 
 _REPLACED_RULE = "!has(self.maxSurge) || self.maxSurge > 0 || (has(self.allowDowntime) && self.allowDowntime)"
-_NEVER_REPLACED = "maxSurge 0 needs allowDowntime true, or nothing is ever replaced: set maxSurge to 1 or more, or both"
+_NEVER_REPLACED = (
+    "maxSurge 0 with allowDowntime false replaces nothing, ever: set maxSurge to 1 or more, or allowDowntime to true"
+)
 
 
 class RolloutSpec(ApiModel):
