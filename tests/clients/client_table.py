@@ -26,6 +26,7 @@ COLUMNS = {
     "messages": "Messages",
     "completions": "completions",
     "loglikelihood": "loglikelihood",
+    "overflow": "context overflow seen",
 }
 _TOOLS = ("chat", "stream", "tools", "tools_stream")
 _REPLAYED = ("chat", "completions")
@@ -61,10 +62,12 @@ CLIENTS = (
         ("tools", "tools_stream", "structured", "responses"),
     ),
     Client(
-        "LiteLLM `openai/`", "litellm_client", "openai2", "litellm", (*_TOOLS, "structured", "reasoning"), ("openai",)
+        "LiteLLM `openai/`", "litellm_client", "openai2", "litellm",
+        (*_TOOLS, "structured", "reasoning", "overflow"), ("openai",)
     ),
     Client(
-        "LiteLLM `hosted_vllm/`", "litellm_client", "openai2", "litellm", (*_TOOLS, "structured", "reasoning"),
+        "LiteLLM `hosted_vllm/`", "litellm_client", "openai2", "litellm",
+        (*_TOOLS, "structured", "reasoning", "overflow"),
         ("hosted_vllm",),
     ),
     Client("LlamaIndex", "llama_index_client", "openai2", "llama-index-core", (*_TOOLS, "structured")),

@@ -80,4 +80,25 @@ def reasoning() -> None:
     same(litellm.completion(**ASK, messages=history).choices[0].message.content, SAID)
 
 
-run(chat, stream, tools, tools_stream, structured, reasoning)
+def overflow() -> None:
+    """Fallbacks for long prompts start by themselves: by the prompt's length, and by what is asked for on top of it."""
+    for text, asked in (("x " * 40_000, {}), ("x", {"max_tokens": 40_000})):
+        try:
+            litellm.completion(**ASK, messages=_messages(text), **asked)
+        except litellm.ContextWindowExceededError:
+            pass
+        else:
+            raise AssertionError("no ContextWindowExceededError")
+        router = litellm.Router(
+            model_list=[
+                {"model_name": "short", "litellm_params": dict(ASK)},
+                {"model_name": "long", "litellm_params": {**ASK, "mock_response": "from the long one"}},
+            ],
+            context_window_fallbacks=[{"short": ["long"]}],
+            num_retries=0,
+        )
+        answer = router.completion(model="short", messages=_messages(text), **asked)
+        same(answer.choices[0].message.content, "from the long one")
+
+
+run(chat, stream, tools, tools_stream, structured, reasoning, overflow)

@@ -68,5 +68,5 @@ def test_the_worker_takes_every_question(base_url: str, tmp_path: Path, capsys: 
     assert len(failures.read_text().splitlines()) == 3 * len(SKILLS)
     for skill in ("recall", "needle"):
         # The random checkpoint's tokenizer spells words out: only the server knows that 300 words are too long.
-        assert "the limit is 1024 tokens" in cells[skill, 300]["skipped"]
+        assert "context length is 1024 tokens" in cells[skill, 300]["skipped"]
         assert cells[skill, 1000]["skipped"].endswith("tokens, the server has 1024")

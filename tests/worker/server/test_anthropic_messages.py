@@ -131,11 +131,17 @@ def test_a_last_message_of_the_assistant_is_continued(server: Any, http: httpx.C
     [
         ({"max_tokens": None}, "field 'max_tokens' is required"),
         ({"temperature": 1.5}, "temperature: Input should be less than or equal to 1, not 1.5"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0: Input tag 'system' found using 'role'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' found using 'type'"),
+        (
+            {"messages": [{"role": "system", "content": "x"}]},
+            "messages.0: role 'system' is not supported; the system prompt is the field system of the request",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "content part 'image' is not supported: this server reads text only",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
-            "messages.0.user.content.0: Input tag 'tool_use' found using 'type' does not match",
+            "messages.0.user.content.0: type 'tool_use' is not supported; known here: 'text', 'tool_result'",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},

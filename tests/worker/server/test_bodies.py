@@ -104,7 +104,7 @@ def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_encoded(
     ):
         error = _error(http.post(route, json=body), 400)
         assert error["code"] == "context_length_exceeded"
-        assert "the prompt has at least 51" in error["message"]
+        assert "context length is 512 tokens. The prompt has at least 51" in error["message"]
 
 
 def test_a_prompt_beyond_the_context_is_encoded_in_part_only(server: Any, http: httpx.Client) -> None:

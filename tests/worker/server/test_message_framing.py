@@ -175,3 +175,9 @@ def test_a_target_in_absolute_form_is_its_path(server: Any) -> None:
         received = answers(server, f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert received.startswith(f"HTTP/1.1 {status} "), received
         assert status == "200" or "no such route: GET /" in received
+
+
+def test_headers_that_are_too_long_are_a_431(server: Any) -> None:
+    received = answers(server, f"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: {'x' * 70_000}")
+    assert received.startswith("HTTP/1.1 431 ")
+    assert "its headers are too long" in received

@@ -193,7 +193,9 @@ def test_nesting_up_to_the_limit_is_rendered(server: Any, http: httpx.Client) ->
 
 def test_the_context_limit_is_explained(http: httpx.Client) -> None:
     long = http.post("/v1/completions", json=TEXT | {"prompt": "x" * 512})
-    assert "the prompt has 513 tokens and 1 are asked for, together 514; the limit is 512" in _error(long)["message"]
+    assert _error(long)["message"].startswith(
+        "This model's maximum context length is 512 tokens. The prompt has 513 tokens and 1 are asked for, together 514"
+    ), "in the words by which clients know an overflow"
     assert (_error(long)["param"], _error(long)["code"]) == ("prompt", "context_length_exceeded")
     chat = http.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": "x" * 512}]})
     assert (_error(chat)["param"], _error(chat)["code"]) == ("messages", "context_length_exceeded")

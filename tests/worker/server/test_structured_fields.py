@@ -99,7 +99,11 @@ def test_every_form_of_structured_outputs_is_taken_in_both_endpoints(server, cli
             "tools.0.function.parameters", "no finite text matches it",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is required"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
+        (
+            {"structured_outputs": {"choice": ["x" * 300 + str(number) for number in range(1000)]}},
+            "structured_outputs.choice", "structured_outputs.choice: as a grammar it has",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
                 "type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}}]},
@@ -124,11 +128,11 @@ def _failed(server) -> float:
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 STRICT = {"name": "f", "strict": True, "parameters": SCHEMA}
 GRAMMARS: list[tuple[str, dict[str, Any], str]] = [  # what asks for one, and the name of the field that does
-    ("chat/completions", {"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ("chat/completions", {"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
     ("chat/completions", {"response_format": FORMAT}, "response_format"),
     ("chat/completions", {"response_format": FORMAT, "tools": [TOOL]}, "response_format"),
     ("chat/completions", {"tools": [{"type": "function", "function": STRICT}]}, "tools"),
-    ("completions", {"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ("completions", {"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
     ("completions", {"response_format": FORMAT}, "response_format"),
     ("responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}, "text.format"),
     ("responses", {"tools": [{"type": "function", **STRICT}]}, "tools"),

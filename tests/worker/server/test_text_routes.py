@@ -43,8 +43,8 @@ def test_tokens_of_a_conversation_are_those_of_its_request(server: Any, http: ht
 @pytest.mark.parametrize(
     ("route", "body", "message"),
     [
-        ("/tokenize", {}, "either prompt or messages is required"),
-        ("/tokenize", {"prompt": "a", "messages": CHAT}, "either prompt or messages is required"),
+        ("/tokenize", {}, "prompt and messages are both missing: one of them is required"),
+        ("/tokenize", {"prompt": "a", "messages": CHAT}, "prompt and messages exclude each other; send one"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools belongs to messages"),
         ("/tokenize", {"messages": [*CHAT, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id"),
         ("/tokenize", {"messages": CHAT, "continue_final_message": True}, "last message of role assistant"),

@@ -102,8 +102,9 @@ class AnswerGrammar:
         source = json.dumps({"grammars": parts}, ensure_ascii=False)
         if len(source) > MAX_GRAMMAR_CHARACTERS:
             raise InvalidInput(
-                f"the grammar of the answer has {len(source)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}. "
-                "Use fewer or smaller schemas"
+                f"{self.field}: as a grammar it has {len(source)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}. "
+                "Send fewer texts, or fewer and smaller schemas",
+                field=self.field,
             )
         return source
 

@@ -127,9 +127,12 @@ class Connection(H11Protocol):
         super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """The end of what this connection may send: `msg` is uvicorn's, the fault is what h11 has just raised."""
+        """The end of what this connection may send: `msg` is uvicorn's, the fault is what h11 has just raised. The
+        status is 431 where headers are too long."""
         fault = sys.exception()
-        error = ApiError(f"not an HTTP request that can be answered: {fault or msg}", code="invalid_http")
+        status = 431 if getattr(fault, "error_status_hint", 400) == 431 else 400
+        said = "its headers are too long; send fewer or shorter ones" if status == 431 else fault or msg
+        error = ApiError(f"not an HTTP request that can be answered: {said}", status=status, code="invalid_http")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             content = json.dumps(error.body()).encode()
             headers = [
@@ -137,7 +140,7 @@ class Connection(H11Protocol):
                 ("content-length", str(len(content))),
                 ("connection", "close"),
             ]
-            for part in (h11.Response(status_code=400, headers=headers), h11.Data(content), h11.EndOfMessage()):
+            for part in (h11.Response(status_code=status, headers=headers), h11.Data(content), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(part) or b"")
         self.transport.close()
 

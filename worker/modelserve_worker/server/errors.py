@@ -24,6 +24,13 @@ _CODES = {
     499: "client_left",
     503: "unavailable",
 }
+_LENGTHS = {
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+}
+_REMEDIES = {"role 'system'": "the system prompt is the field system of the request"}
 _RETRY = {"retry-after": str(RETRY_AFTER_SECONDS)}
 _HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}, 429: _RETRY, 503: _RETRY}
 
@@ -100,6 +107,16 @@ def from_validation(error: ValidationError) -> ApiError:
         return ApiError(str(fault), param=at, code="invalid_value")
     if first["type"] == "value_error":
         return ApiError(f"{where}{first['ctx']['error']}", param=param, code="invalid_value")
+    context = first.get("ctx", {})
+    if first["type"] == "union_tag_invalid":
+        by = "role" if context["discriminator"] == "'role'" else "type"  # a function of ours looks at the type, too
+        named = f"{by} {context['tag'][:40]!r}"
+        remedy = _REMEDIES.get(named, f"known here: {context['expected_tags']}")
+        return ApiError(f"{where}{named} is not supported; {remedy}", param=param, code="invalid_value")
+    if first["type"] in _LENGTHS:
+        said = _LENGTHS[first["type"]].format(**context)
+        has = f", not {context['actual_length']}" if "actual_length" in context else ""
+        return ApiError(f"{where}{said}{has}", param=param, code="invalid_value")
     given = repr(first["input"])
     shown = given if len(given) <= 80 else given[:77] + "..."
     return ApiError(f"{where}{first['msg']}, not {shown}", param=param, code="invalid_value")

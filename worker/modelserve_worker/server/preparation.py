@@ -25,6 +25,7 @@ from modelserve_worker.text.repetition import RepetitionLimits
 from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+CONTEXT_EXCEEDED = "This model's maximum context length is {} tokens."  # OpenAI's words, by which clients fall back
 _SEEDS = 1 << 63
 _NO_MARKERS = Markers.of({})
 _TURN = "<|turn>"
@@ -356,9 +357,13 @@ def _encode(
 
 
 def _too_many_tokens(at_least: int, limit: int, *, param: str) -> ApiError:
-    what = param if param == "prediction.content" else "the prompt"
+    if param == "prediction.content":
+        return ApiError(
+            f"{param} has at least {at_least} tokens; the limit is {limit} tokens. Shorten it",
+            param=param, code="context_length_exceeded",
+        )  # fmt: skip
     return ApiError(
-        f"{what} has at least {at_least} tokens; the limit is {limit} tokens. Shorten {what}",
+        f"{CONTEXT_EXCEEDED.format(limit)} The prompt has at least {at_least} tokens. Shorten it",
         param=param, code="context_length_exceeded",
     )  # fmt: skip
 
@@ -384,8 +389,8 @@ def _room(prompt: array[int], *, model_len: int, asked: int | None, param: str, 
     wanted = 1 if asked is None else asked
     if wanted > room:
         raise ApiError(
-            f"the prompt has {len(prompt)} tokens and {wanted} are asked for, together {len(prompt) + wanted}; "
-            f"the limit is {model_len} tokens. Shorten the prompt"
+            f"{CONTEXT_EXCEEDED.format(model_len)} The prompt has {len(prompt)} tokens and {wanted} are asked for, "
+            f"together {len(prompt) + wanted}. Shorten the prompt"
             + (f", or ask for at most {room}" if asked is not None and room > 0 else ""),
             param=source if asked is None or room <= 0 else param, code="context_length_exceeded",
         )  # fmt: skip

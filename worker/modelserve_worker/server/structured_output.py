@@ -129,6 +129,12 @@ class StructuredOutputs(RequestModel):
     def _given(self, name: str) -> bool:
         return getattr(self, name) is not None
 
+    @property
+    def field(self) -> str:
+        """Which of them is given, as it is sent."""
+        names = ("json_", "regex", "choice", "grammar", "structural_tag")
+        return f"structured_outputs.{next((name.rstrip('_') for name in names if self._given(name)), 'json_object')}"
+
     def part(self) -> dict[str, Any]:
         if self.regex is not None:
             return regex_part(self.regex)
@@ -250,7 +256,7 @@ def answer_grammar(
             raise InvalidInput(
                 "structured_outputs and response_format exclude each other; send one", field="response_format"
             )
-        wanted, field = structured_outputs.part(), "structured_outputs"
+        wanted, field = structured_outputs.part(), structured_outputs.field
     offered = offered_tools(tools, tool_choice)
     forced = forced_tools(tools, tool_choice)
     if forced:

@@ -9,6 +9,7 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from modelserve_worker.server.errors import FieldError
 from modelserve_worker.server.messages import Message
 from modelserve_worker.server.preparation import chat_prompt, completion_prompts, require_in_vocabulary
 from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest, TokenIds
@@ -53,8 +54,10 @@ class TokenizeRequest(RequestModel):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("either prompt or messages is required, not both")
+        if self.prompt is None and self.messages is None:
+            raise FieldError("prompt", "prompt and messages are both missing: one of them is required")
+        if self.prompt is not None and self.messages is not None:
+            raise FieldError("messages", "prompt and messages exclude each other; send one")
         given = [name for name in _OF_CHAT[1:] if name in self.model_fields_set]
         if self.prompt is not None and given:
             raise ValueError(f"{given[0]} belongs to messages; a prompt is encoded as it is")

@@ -58,7 +58,13 @@ UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
+_MEDIA = ("image", "document", "container_upload", "search_result")
+
+
 def _one_block(value: Any) -> Any:
+    for block in value if isinstance(value, list) else ():
+        if isinstance(block, dict) and block.get("type") in _MEDIA:
+            raise ValueError(f"content part {block['type']!r} is not supported: this server reads text only")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
