@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
 from modelserve.api.schema_types import LabelKey, LabelValue, Product
+from modelserve.bounded_yaml import load_document
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CPU_PRODUCT, PCIE_LINK, Accelerator, visible_bytes
 from modelserve.planning.offers import AcceleratorOffer
@@ -82,7 +83,9 @@ def _entry(product: str, text: object) -> CatalogueEntry:
         if len(text.encode()) > MAX_ENTRY_BYTES:
             raise InvalidInput(f"{where} takes {len(text.encode()):,} bytes; at most {MAX_ENTRY_BYTES:,} are read")
         try:
-            text = yaml.safe_load(text)
+            text = load_document(text)
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InvalidInput(f"{where} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(text, dict):

@@ -18,6 +18,12 @@ LEAST_CAPABILITY = (7, 5)
 BFLOAT16_CAPABILITY = (8, 0)
 FP8_E4M3_CAPABILITY = (8, 9)
 
+# Threads that one multiprocessor holds (CUDA C++ Programming Guide, technical specifications by compute capability).
+_THREADS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 1536, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
+MOST_THREADS = max(_THREADS.values())
+
+_PCIE_ALONE = ((7, 5), (8, 6), (8, 7), (8, 9), (12, 0), (12, 1))  # capabilities that no part with NVLink has
+
 PCIE_LINK = 25e9  # bytes/s that PCIe 4.0 x16 reaches; NVLink figures are the datasheets', one way
 
 
@@ -32,10 +38,19 @@ class Accelerator:
     flops: float  # dense bfloat16 FLOP/s, datasheet
     compute_capability: tuple[int, int]
     link: float = PCIE_LINK  # bytes/s to the other GPUs of a node, one way
+    multiprocessors: int = 0  # 0: not known
 
     @property
     def is_cpu(self) -> bool:
         return self.product == CPU_PRODUCT
+
+    @property
+    def resident_threads(self) -> int:
+        """Most threads that are on it at once; where nobody knows its multiprocessors, those of the largest GPU of its
+        compute capability, or of any."""
+        of_capability = [each for each in _PRODUCTS if each.compute_capability == self.compute_capability]
+        most = max(each.multiprocessors for each in of_capability or _PRODUCTS)
+        return (self.multiprocessors or most) * _THREADS.get(self.compute_capability, MOST_THREADS)
 
 
 def visible_bytes(memory_mib: int) -> int:
@@ -52,6 +67,7 @@ def _gpu(
     gigabytes_per_s: float,
     teraflops: float,
     capability: str,
+    multiprocessors: int,
     *,
     visible_gib: float = 0.0,
     nvlink: float = 0.0,
@@ -65,38 +81,47 @@ def _gpu(
         flops=teraflops * 1e12,
         compute_capability=(int(major), int(minor)),
         link=nvlink * 1e9 or PCIE_LINK,
+        multiprocessors=multiprocessors,
     )
 
 
 _PRODUCTS = (
-    _gpu("Tesla-T4", 15_360, 320, 65, "7.5"),
-    _gpu("NVIDIA-A10", 23_028, 600, 125, "8.6"),
-    _gpu("NVIDIA-A10G", 23_028, 600, 70, "8.6"),
-    _gpu("NVIDIA-A30", 24_576, 933, 165, "8.0"),
-    _gpu("NVIDIA-A40", 46_068, 696, 150, "8.6"),
-    _gpu("NVIDIA-A100-PCIE-40GB", 40_960, 1555, 312, "8.0"),
-    _gpu("NVIDIA-A100-SXM4-40GB", 40_960, 1555, 312, "8.0", nvlink=300),
-    _gpu("NVIDIA-A100-80GB-PCIe", 81_920, 1935, 312, "8.0"),
-    _gpu("NVIDIA-A100-SXM4-80GB", 81_920, 2039, 312, "8.0", nvlink=300),
-    _gpu("NVIDIA-L4", 23_034, 300, 121, "8.9"),
-    _gpu("NVIDIA-L40", 46_068, 864, 181, "8.9"),
-    _gpu("NVIDIA-L40S", 46_068, 864, 362, "8.9"),
-    _gpu("NVIDIA-GeForce-RTX-3090", 24_576, 936, 71, "8.6"),
-    _gpu("NVIDIA-GeForce-RTX-4090", 24_564, 1008, 165, "8.9"),
-    _gpu("NVIDIA-GeForce-RTX-5090", 32_607, 1792, 209, "12.0"),
-    _gpu("NVIDIA-RTX-A6000", 49_140, 768, 155, "8.6"),
-    _gpu("NVIDIA-RTX-6000-Ada-Generation", 49_140, 960, 364, "8.9"),
-    _gpu("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", 97_887, 1597, 503, "12.0"),
-    _gpu("NVIDIA-H100-PCIe", 81_559, 2039, 756, "9.0", visible_gib=79.19),
-    _gpu("NVIDIA-H100-80GB-HBM3", 81_559, 3350, 989, "9.0", visible_gib=79.19, nvlink=450),
-    _gpu("NVIDIA-H100-NVL", 95_830, 3938, 835, "9.0", nvlink=300),
-    _gpu("NVIDIA-GH200-480GB", 97_871, 4000, 989, "9.0", nvlink=450),
-    _gpu("NVIDIA-H200", 143_771, 4800, 989, "9.0", visible_gib=139.8, nvlink=450),
-    _gpu("NVIDIA-B200", 183_359, 8000, 2250, "10.0", nvlink=900),
+    _gpu("Tesla-T4", 15_360, 320, 65, "7.5", 40),
+    _gpu("NVIDIA-A10", 23_028, 600, 125, "8.6", 72),
+    _gpu("NVIDIA-A10G", 23_028, 600, 70, "8.6", 80),
+    _gpu("NVIDIA-A30", 24_576, 933, 165, "8.0", 56),
+    _gpu("NVIDIA-A40", 46_068, 696, 150, "8.6", 84),
+    _gpu("NVIDIA-A100-PCIE-40GB", 40_960, 1555, 312, "8.0", 108),
+    _gpu("NVIDIA-A100-SXM4-40GB", 40_960, 1555, 312, "8.0", 108, nvlink=300),
+    _gpu("NVIDIA-A100-80GB-PCIe", 81_920, 1935, 312, "8.0", 108),
+    _gpu("NVIDIA-A100-SXM4-80GB", 81_920, 2039, 312, "8.0", 108, nvlink=300),
+    _gpu("NVIDIA-L4", 23_034, 300, 121, "8.9", 58),
+    _gpu("NVIDIA-L40", 46_068, 864, 181, "8.9", 142),
+    _gpu("NVIDIA-L40S", 46_068, 864, 362, "8.9", 142),
+    _gpu("NVIDIA-GeForce-RTX-3090", 24_576, 936, 71, "8.6", 82),
+    _gpu("NVIDIA-GeForce-RTX-4090", 24_564, 1008, 165, "8.9", 128),
+    _gpu("NVIDIA-GeForce-RTX-5090", 32_607, 1792, 209, "12.0", 170),
+    _gpu("NVIDIA-RTX-A6000", 49_140, 768, 155, "8.6", 84),
+    _gpu("NVIDIA-RTX-6000-Ada-Generation", 49_140, 960, 364, "8.9", 142),
+    _gpu("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", 97_887, 1597, 503, "12.0", 188),
+    _gpu("NVIDIA-H100-PCIe", 81_559, 2039, 756, "9.0", 114, visible_gib=79.19),
+    _gpu("NVIDIA-H100-80GB-HBM3", 81_559, 3350, 989, "9.0", 132, visible_gib=79.19, nvlink=450),
+    _gpu("NVIDIA-H100-NVL", 95_830, 3938, 835, "9.0", 132, nvlink=300),
+    _gpu("NVIDIA-GH200-480GB", 97_871, 4000, 989, "9.0", 132, nvlink=450),
+    _gpu("NVIDIA-H200", 143_771, 4800, 989, "9.0", 132, visible_gib=139.8, nvlink=450),
+    _gpu("NVIDIA-B200", 183_359, 8000, 2250, "10.0", 148, nvlink=900),
 )
 # Two channels of DDR4 and eight AVX2 cores: only the order of magnitude matters, to explain that decode is slow.
 CPU = Accelerator(CPU_PRODUCT, memory_mib=0, visible_bytes=0, bandwidth=40e9, flops=0.5e12, compute_capability=(0, 0))
 CATALOGUE = {record.product: record for record in (*_PRODUCTS, CPU)}
+
+
+def joined_by_nvlink(product: str, compute_capability: tuple[int, int]) -> bool:
+    """Whether GPUs of a product are taken to be joined by NVLink. The planner and the worker both ask this, of the same
+    two facts. Bridges that join two boards of a PCIe product do not count, and a product that the catalogue does not
+    have is taken to be joined where its generation has such parts."""
+    known = CATALOGUE.get(product)
+    return compute_capability not in _PCIE_ALONE if known is None else known.link > PCIE_LINK
 
 
 def accelerator_from_labels(

@@ -14,6 +14,7 @@ from typing import Any
 from modelserve.hardware import GPU_RESOURCE
 from modelserve.planning import AcceleratorOffer, offers_from_nodes
 from modelserve.planning.eligibility import HOSTNAME_LABEL, LEAVING_TAINTS, Taint, lasting_taints, named, unmet
+from modelserve.planning.host_capacity import UNKNOWN, HostCapacity, host_capacity, settled
 from modelserve.planning.node_labels import named_gpu, node_gpus, whole
 from modelserve.planning.resource_slices import Devices, device_offers, devices_of, node_of, together
 from modelserve_operator.catalogue import Catalogue
@@ -26,12 +27,13 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, order=True)
 class Pool:
-    """Nodes with the same labels, taints and GPU resources (by name: whole GPUs and MIG slices)."""
+    """Nodes with the same labels, taints, GPU resources (by name: whole GPUs and MIG slices) and size."""
 
     labels: tuple[tuple[str, str], ...]
     taints: tuple[Taint, ...] = ()
     resources: tuple[tuple[str, str], ...] = ()
     devices: tuple[Devices, ...] = ()  # of nodes whose GPUs only ResourceSlices tell of
+    host: HostCapacity = UNKNOWN  # allocatable memory and processors of each node, in steps
 
     def unmet(self, *, selector: Mapping[str, str], tolerations: Iterable[Body]) -> Iterator[str]:
         """What keeps pods with this selector and these tolerations off its nodes; host names are no part of a pool."""
@@ -43,8 +45,9 @@ class Pool:
 def pool_offers(pool: Pool, catalogue: Catalogue) -> tuple[AcceleratorOffer, ...]:
     """What one node of the pool offers; several with mixed MIG, none for an unknown product without memory."""
     if pool.devices:
-        return device_offers(pool.devices, dict(pool.labels), pool.taints, catalogue.accelerators)
-    node = {"metadata": {"labels": dict(pool.labels)}, "status": {"allocatable": dict(pool.resources)}}
+        return device_offers(pool.devices, dict(pool.labels), pool.taints, catalogue.accelerators, host=pool.host)
+    allocatable = dict(pool.resources) | pool.host.shown()
+    node = {"metadata": {"labels": dict(pool.labels)}, "status": {"allocatable": allocatable}}
     return offers_from_nodes([node], catalogue.accelerators)
 
 
@@ -65,8 +68,15 @@ class PassingTaints:
 WELL_KNOWN = PassingTaints()
 
 
-def pool_of(node: Body, devices: tuple[Devices, ...] = (), *, passing: PassingTaints = WELL_KNOWN) -> Pool | None:
-    """The pool a node belongs to; None for a node without a GPU that its labels, or `devices`, name.
+def pool_of(
+    node: Body,
+    devices: tuple[Devices, ...] = (),
+    *,
+    passing: PassingTaints = WELL_KNOWN,
+    known: HostCapacity = UNKNOWN,
+) -> Pool | None:
+    """The pool a node belongs to; None for a node without a GPU that its labels, or `devices`, name. `known`: its
+    memory and processors as they were settled before.
 
     Labels may name GPUs that only slices offer: then the node has none of the device plugin's, whatever they count.
     """
@@ -84,6 +94,7 @@ def pool_of(node: Body, devices: tuple[Devices, ...] = (), *, passing: PassingTa
             sorted((name, str(count)) for name, count in allocatable.items() if name.startswith(_GPU_VENDOR))
         ),
         devices=devices,
+        host=settled(host_capacity(allocatable), known),
     )
 
 
@@ -96,8 +107,12 @@ class Place:
     host: str | None  # of a node in a pool: its host name as a selector may have it
 
     @classmethod
-    def of(cls, node: Body, devices: tuple[Devices, ...], passing: PassingTaints) -> Place:
-        labels, pool = node["metadata"].get("labels") or {}, pool_of(node, devices, passing=passing)
+    def of(
+        cls, node: Body, devices: tuple[Devices, ...], passing: PassingTaints, *, before: Place | None = None
+    ) -> Place:
+        """`before`: what it was made from when the node was last heard of."""
+        known = before.pool.host if before is not None and before.pool is not None else UNKNOWN
+        labels, pool = node["metadata"].get("labels") or {}, pool_of(node, devices, passing=passing, known=known)
         return cls(pool=pool, named=named_gpu(labels), host=labels.get(HOSTNAME_LABEL) if pool is not None else None)
 
 
@@ -131,10 +146,9 @@ class Inventory:
     def hear(self, node: Body, *, deleted: bool) -> bool:
         """Note a node's state. Whether a plan may come out differently; heartbeats bring nothing."""
         name = node["metadata"]["name"]
-        before, after = (
-            self._places.get(name, _NO_PLACE),
-            _NO_PLACE if deleted else Place.of(node, self._devices.get(name, ()), self._passing),
-        )
+        before = self._places.get(name, _NO_PLACE)
+        devices = self._devices.get(name, ())
+        after = _NO_PLACE if deleted else Place.of(node, devices, self._passing, before=before)
         (self.leaving.add if self._passing.leaves(node) and not deleted else self.leaving.discard)(name)
         if deleted:
             self._places.pop(name, None)
@@ -165,7 +179,8 @@ class Inventory:
         node = self._bodies.get(name)
         if node is None:  # it is heard of when it is
             return False
-        before, after = self._places.get(name, _NO_PLACE), Place.of(node, found, self._passing)
+        before = self._places.get(name, _NO_PLACE)
+        after = Place.of(node, found, self._passing, before=before)
         self._places[name] = after
         return self._changed(before, after)
 

@@ -46,9 +46,9 @@ def planned(variant: str, form: WeightFormat, product: str, gpus: int, **fields:
 
 
 def row(variant: str, form: WeightFormat, product: str, gpus: int) -> tuple[str, ...] | None:
-    """Cells of a line; None where it does not fit."""
+    """Cells of a line; None where it does not fit, or not such a request."""
     alone = planned(variant, form, product, gpus)
-    if not alone.fits:
+    if not alone.fits or alone.max_model_len < INPUT + OUTPUT:
         return None
     drafted = planned(variant, form, product, gpus, drafter={"published": True})
     one, two, many = (

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modelserve.planning.eligibility import Taint
+from modelserve.planning.resource_slices import Devices
 from modelserve_operator.catalogue import Catalogue
 from modelserve_operator.inventory import Inventory, PassingTaints, pool_of, pool_offers
 
@@ -134,7 +135,54 @@ def test_mig_slices_are_offers_of_their_own_resource() -> None:
         2,
         40192,
     )
+    node["status"]["allocatable"]["ephemeral-storage"] = "96Gi"
+    assert pool_of(node) == pool, "resources that no plan asks about are no part of a pool"
     node["status"]["allocatable"]["cpu"] = "96"
-    assert pool_of(node) == pool, "other resources are no part of a pool"
+    assert pool_of(node) != pool
+    del node["status"]["allocatable"]["cpu"]
     node["status"]["allocatable"]["nvidia.com/mig-3g.40gb"] = "1"
     assert pool_of(node) != pool
+
+
+def _sized(memory: str, cpu: str = "15890m", name: str = "a") -> dict[str, Any]:
+    node = _node(name)
+    node["status"]["allocatable"] |= {"memory": memory, "cpu": cpu}
+    return node
+
+
+def test_the_few_kib_by_which_a_node_moves_are_no_news() -> None:
+    """A kubelet's restart, a kernel that keeps a little more: nothing is planned again, on either side of a step."""
+    inventory = Inventory()
+    steps = 1 << 19  # KiB: nodes of 32 GiB and more are counted in steps of half a GiB
+    assert inventory.hear(_sized(f"{120 * steps + 5}Ki"), deleted=False)
+    for memory in (120 * steps, 120 * steps - 64, 120 * steps - steps // 2 + 1, 121 * steps, 121 * steps + 4096):
+        assert not inventory.hear(_sized(f"{memory}Ki"), deleted=False), memory
+    assert not inventory.hear(_sized(f"{120 * steps}Ki", cpu="15900m"), deleted=False)
+    assert not inventory.hear(_sized(f"{120 * steps}Ki", cpu="15850m"), deleted=False)
+    (pool,) = inventory.pools()
+    assert (pool.host.memory_bytes, pool.host.cpu_millis) == (60 << 30, 15_800)
+    assert inventory.hear(_sized(f"{120 * steps}Ki", cpu="7890m"), deleted=False), "half of its processors"
+    assert inventory.hear(_sized(f"{60 * steps}Ki", cpu="7890m"), deleted=False), "half of its memory"
+
+
+def test_like_nodes_of_nearly_the_same_memory_are_one_pool() -> None:
+    inventory = Inventory()
+    for number in range(50):
+        inventory.hear(_sized(f"{130_862_312 - 37 * number}Ki", name=f"n{number}"), deleted=False)
+    assert len(inventory.pools()) == 1
+
+
+@pytest.mark.parametrize("memory", ["", "many", "-4Gi", "1e99Gi", "9" * 40])
+def test_a_figure_that_is_none_counts_as_not_known(memory: str) -> None:
+    pool = pool_of(_sized(memory))
+    assert pool is not None
+    assert pool.host.memory_bytes == 0
+
+
+def test_a_node_whose_gpus_only_slices_tell_of_has_its_memory_too() -> None:
+    node = _sized("62Gi")
+    del node["status"]["allocatable"]["nvidia.com/gpu"]
+    pool = pool_of(node, (Devices("NVIDIA-L4", 23_034, (8, 9), 2),))
+    assert pool is not None
+    (offer,) = pool_offers(pool, Catalogue())
+    assert (offer.resource_name, offer.host.memory_bytes) == ("gpu.nvidia.com", 62 << 30)

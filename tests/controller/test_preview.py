@@ -69,7 +69,7 @@ def test_the_choice_comes_first_then_what_others_lack_and_what_would_help(fleet)
 def test_where_nothing_fits_the_shortfall_is_said_and_nothing_is_refused(fleet) -> None:
     said = _preview(fleet, {**BIG, "accelerators": {"products": ["NVIDIA-L4"]}})
     assert said[0].startswith("No plan fits now.")
-    assert "40.73 GiB missing" in said[1]
+    assert "40.11 GiB missing" in said[1]
     assert "4 x NVIDIA-L4" in said[2]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from modelserve.planning.pod_resources import FRONT_END_BYTES
 from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTES, PREPARATION_BYTES, open_bodies_bytes
 from modelserve.sizing.memory import overhead_terms
-from modelserve_operator.manifests.pod_resources import FRONT_END_BYTES
 
 GIB = 1 << 30
 

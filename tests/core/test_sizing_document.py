@@ -61,6 +61,25 @@ def test_two_rtx_3090_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert float(plan["concurrency"]["atMax"]) == int(pool / request * 100) / 100  # type: ignore[arg-type]
 
 
+def test_two_rtx_3090_hold_what_the_example_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of requests of 131,072: in bfloat16 as the example has it, and in int8 as its plan prints beside."""
+    plan = _json(BLOCKS[0][0], capsys, monkeypatch)["plan"]
+    assert isinstance(plan, dict)
+    assert (plan["accelerator"], plan["kvCache"]["dtype"]) == ("NVIDIA-GeForce-RTX-3090", "bfloat16")
+    assert plan["engine"]["maxNumSeqs"] == 8
+    held = plan["perGpu"]["kvPoolBytes"] * 131_072 // plan["perRequest"]["atMaxBytes"]
+    assert held >= 500_000
+    printed = re.search(r"have ([\d,]+) in all; .*with an int8 cache: ([\d,]+)", plan["message"])
+    assert printed is not None
+    in_bfloat16, in_int8 = (int(figure.replace(",", "")) for figure in printed.groups())
+    assert (in_bfloat16, in_int8 >= 940_000) == (held, True)
+    example = (ROOT / "docs" / "examples" / "gemma4-31b-int4.yaml").read_text()
+    assert "more than 500,000 tokens" in example
+    assert "more than\n# 940,000 with `dtype: int8`" in example
+
+
 GRAPHS_BY_HAND = re.findall(
     r"\| (\w+), ([\d,]+) \| (\d+) \+ (\d+) \| [^|]*?(\d+) \| ([\d.]+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|", DOCUMENT
 )
@@ -94,15 +113,15 @@ def test_a100_mixed_and_l4_by_hand(capsys: pytest.CaptureFixture[str], monkeypat
     assert mixed["perRequest"]["atMaxBytes"] == request
     assert mixed["concurrency"]["atMax"] == f"{int(mixed['perGpu']['kvPoolBytes'] / request * 100) / 100:.2f}"
     refused = {c["accelerator"]: c for c in mixed["candidates"] if c["verdict"] == "Refused"}
-    overhead = (704 << 20) + 21 * (60 * 12 + 30) * (12 << 10) + 2 * 64 * (262_144 + 5376) + (20 << 20)
-    assert overhead / GIB == pytest.approx(0.92, abs=0.005)
-    short = 57.36 + 1.32 + overhead / GIB + 0.88 - 19.74
+    overhead = (512 << 20) + 13 * (60 * 12 + 30) * (12 << 10) + 2 * 4 * (262_144 + 5376) + (20 << 20)
+    assert overhead / GIB == pytest.approx(0.63, abs=0.005)
+    short = 57.36 + 0.98 + overhead / GIB + 0.88 - 19.74
     assert refused["NVIDIA-L4"]["shortfallBytes"] / GIB == pytest.approx(short, abs=0.015)
-    assert refused["NVIDIA-L4"]["shortfallBytes"] / GIB == pytest.approx(40.73, abs=0.005)
+    assert refused["NVIDIA-L4"]["shortfallBytes"] / GIB == pytest.approx(40.11, abs=0.005)
     alone = _json(BLOCKS[1][0].replace(":2", ":1"), capsys, monkeypatch)["plan"]
     assert isinstance(alone, dict)
-    graphs = 27 * (60 * 12 + 30) * (12 << 10) + 2 * 64 * (262_144 + 5376) + (20 << 20)
-    assert (alone["gpusPerReplica"], alone["maxModelLen"]) == (1, 3872 * 64)
+    graphs = 22 * (60 * 12 + 30) * (12 << 10) + 2 * 24 * (262_144 + 5376) + (20 << 20)
+    assert (alone["gpusPerReplica"], alone["maxModelLen"], alone["engine"]["maxNumSeqs"]) == (1, 3956 * 64, 24)
     assert alone["perGpu"]["overheadBytes"] == (704 << 20) + graphs
     cheap = _json(BLOCKS[2][0], capsys, monkeypatch)["plan"]
     assert isinstance(cheap, dict)
@@ -112,4 +131,4 @@ def test_a100_mixed_and_l4_by_hand(capsys: pytest.CaptureFixture[str], monkeypat
         held,
         int(533.25 * (1 << 20)),
     )
-    assert cheap["concurrency"]["atMax"] == f"{int(cheap['perGpu']['kvPoolBytes'] / held * 100) / 100:.2f}" == "7.71"
+    assert cheap["concurrency"]["atMax"] == f"{int(cheap['perGpu']['kvPoolBytes'] / held * 100) / 100:.2f}" == "8.07"

@@ -99,11 +99,13 @@ class ModelServe(ApiModel):
 
 def _invalid(error: ValidationError) -> InvalidInput:
     details = error.errors(include_url=False)
-    field = ".".join(str(part) for part in details[0]["loc"])
+    first = details[0]
+    field = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return InvalidInput(
-        f"{field}: {details[0]['msg'].removeprefix('Value error, ')}{_given(details[0]['input'])}{more}", field=field
-    )
+    text = f"{first['msg'].removeprefix('Value error, ')}{_given(first['input'])}"
+    if first["type"] == "string_type" and isinstance(first["input"], int | float):
+        text += f': quote it, "{json.dumps(first["input"])}"'
+    return InvalidInput(f"{field}: {text}{more}", field=field)
 
 
 def _given(value: Any) -> str:

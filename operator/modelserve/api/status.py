@@ -45,6 +45,8 @@ LimitedBy = Literal[
     "Dtype",
     "Concurrency",
     "Sharing",
+    "HostMemory",
+    "Cpu",
 ]
 PageCount = Annotated[int, Field(ge=0, le=1 << 40, json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
@@ -148,7 +150,10 @@ class Candidate(ApiModel):
     limited_by: LimitedBy | None = Field(
         default=None, description="What refuses it, or what keeps maxModelLen below the model's own limit."
     )
-    shortfall_bytes: Bytes | None = Field(default=None, description="Bytes missing per GPU, where memory refuses it.")
+    shortfall_bytes: Bytes | None = Field(
+        default=None,
+        description="Bytes missing per GPU, where memory refuses it, or of a node's, where HostMemory does.",
+    )
     message: Message | None = Field(default=None, description="The verdict in a sentence.")
     remedy: Message | None = Field(default=None, description="A change that was itself planned and fits.")
     max_model_len: Tokens | None = Field(default=None, description="Most tokens of one request.")

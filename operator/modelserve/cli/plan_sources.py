@@ -12,16 +12,18 @@ from typing import Any
 import yaml
 
 from modelserve.api import ModelServeSpec
+from modelserve.bounded_yaml import load_documents
 from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.planning.bodies import mapping
 from modelserve.planning.declared_pools import declared_offers, named_offers
 from modelserve.planning.eligibility import gpu_tolerations, lasting_taints, node_selector, unmet
-from modelserve.planning.node_labels import named_gpu, whole
+from modelserve.planning.node_labels import is_mig_slice, named_gpu, whole
 from modelserve.planning.node_pools import offers_from_node_pool
 from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
 
+MOST_NEAREST = 4
 GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given
 Body = Mapping[str, Any]
 
@@ -93,9 +95,11 @@ def documents(file: str) -> Iterator[Any]:
     """Documents of a YAML file, the items of a List each on its own; empty documents are skipped."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        documents = list(yaml.safe_load_all(text))
+        documents = list(load_documents(text))
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{shown_name(file)}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{shown_name(file)} is not YAML: {' '.join(str(error).split())}") from error
     for document in documents:
@@ -136,13 +140,32 @@ def _catalogue_data(file: str) -> Mapping[str, Any]:
 
 def _offer(text: str, catalogue: Mapping[str, Accelerator]) -> AcceleratorOffer:
     product, separator, number = text.partition(":")
+    if is_mig_slice(product):
+        raise InvalidInput(
+            f"--accelerator {product[:64]!r} is a MIG slice, which is planned from the nodes that have it: use --nodes "
+            "FILE, with `kubectl get nodes -o yaml`"
+        )
     if product not in catalogue:
-        near = difflib.get_close_matches(product, catalogue, n=3, cutoff=0.3)
-        raise InvalidInput(f"--accelerator {product[:64]!r} is not known; nearest are {', '.join(near or catalogue)}")
+        raise InvalidInput(
+            f"--accelerator {product[:64]!r} is not known; nearest are {', '.join(_nearest(product, catalogue))}; "
+            "--catalogue FILE adds products, and --nodes FILE reads those of a cluster"
+        )
     if separator and not 1 <= whole(number) <= 64:
         raise InvalidInput(f"--accelerator {text[:64]!r}: the count behind ':' must be 1 to 64 GPUs per node")
     accelerator = catalogue[product]
     return AcceleratorOffer(accelerator, 0 if accelerator.is_cpu else whole(number) or 1)
+
+
+def _nearest(product: str, catalogue: Mapping[str, Accelerator]) -> list[str]:
+    """Products with the text in their name, as a word before as a part of one, and those that NVLink joins before
+    boards; else those spelt alike."""
+    text = product.lower()
+    has = [record for name, record in catalogue.items() if text in name.lower() and not record.is_cpu]
+    if text and has:
+        ordered = sorted(has, key=lambda each: (text not in each.product.lower().split("-"), -each.link, each.product))
+        return [record.product for record in ordered][:MOST_NEAREST]
+    near = difflib.get_close_matches(product, catalogue, n=MOST_NEAREST, cutoff=0.3)
+    return near or list(catalogue)
 
 
 def shown_name(file: str) -> str:

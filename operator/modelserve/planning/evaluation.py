@@ -21,6 +21,7 @@ from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.units import GIB
 
 MANY_SEQUENCES = (256, 128)
+FEW_SEQUENCES = 4  # fewer places would buy little, and make who comes wait
 SHORT_REQUEST = 512  # tokens
 LEAST_POOL_LEFT = 0.98
 
@@ -45,7 +46,8 @@ class Fit:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A candidate that cannot serve, and why; `shortfall_bytes` is per GPU, where memory refuses it."""
+    """A candidate that cannot serve, and why; `shortfall_bytes` is per GPU, where memory refuses it, and of
+    the node where its memory does."""
 
     accelerator: Accelerator
     gpus: int
@@ -54,6 +56,7 @@ class Refusal:
     message: str
     shortfall_bytes: int | None = None
     memory: MemoryPlan | None = None
+    remedy: str | None = None  # where it is no other candidate
 
 
 Evaluation = Fit | Refusal
@@ -83,7 +86,10 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     if wishes.kv_dtype is None and (wishes.max_model_len or wishes.min_model_len):
         dtypes.append(KVCacheDtype.INT8)
     geometries = [_geometry(architecture, dtype, layout, tensor_parallel) for dtype in dtypes]
-    sized = [_sized(wishes, architecture, accelerator, geometry, tensor_parallel) for geometry in geometries]
+    wanted = (asked, least) if wishes.max_model_len else (least,)
+    if wishes.objective == "MaxContext":
+        wanted = (asked,)
+    sized = [_sized(wishes, architecture, accelerator, geometry, tensor_parallel, wanted) for geometry in geometries]
     lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry, memory, _ in sized]
     speculation, undrafted = _speculation(wishes, tensor_parallel)
     for enough in (asked if wishes.max_model_len else least, least):
@@ -117,9 +123,11 @@ def _sized(
     accelerator: Accelerator,
     geometry: CacheGeometry,
     tensor_parallel: int,
+    wanted: tuple[int, ...],
 ) -> tuple[CacheGeometry, MemoryPlan, int]:
     """A rank's memory for a cache of this format, and the most requests of a step. How many these are follows from
-    predictions alone, since what workers report is of the number that they have."""
+    predictions alone, since what workers report is of the number that they have. `wanted`: lengths that one request
+    should have, the longest first."""
     settings = _settings(
         tensor_parallel_size=tensor_parallel,
         max_num_batched_tokens=wishes.chunk(accelerator),
@@ -132,8 +140,16 @@ def _sized(
         profile="exact" if wishes.exact else "fast",
     )
     total = wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes
-    many = MANY_SEQUENCES if wishes.many_sequences(accelerator) else ()
-    settings, memory = _predicted(architecture, settings, total_bytes=total, utilization=wishes.utilization, many=many)
+    settings, memory = _predicted(
+        architecture,
+        settings,
+        accelerator,
+        total_bytes=total,
+        utilization=wishes.utilization,
+        many=MANY_SEQUENCES if wishes.many_sequences(accelerator) else (),
+        least=wishes.least_sequences(accelerator),
+        wanted=wanted,
+    )
     if wishes.learned.terms is not no_terms:
         learned = wishes.learned.terms(
             accelerator.product,
@@ -142,7 +158,14 @@ def _sized(
             max_num_seqs=settings.max_num_seqs,
             cache_format=cache_format(geometry.dtype, geometry.layout),
         )
-        memory = memory_plan(architecture, settings, total_bytes=total, utilization=wishes.utilization, learned=learned)
+        memory = memory_plan(
+            architecture,
+            settings,
+            total_bytes=total,
+            utilization=wishes.utilization,
+            learned=learned,
+            accelerator=accelerator,
+        )
     return geometry, memory, settings.max_num_seqs
 
 
@@ -153,23 +176,47 @@ _settings = lru_cache(maxsize=512)(RankSettings)  # one object where products di
 def _predicted(
     architecture: ModelArchitecture,
     settings: RankSettings,
+    accelerator: Accelerator,
     *,
     total_bytes: int,
     utilization: Decimal,
     many: tuple[int, ...],
+    least: int,
+    wanted: tuple[int, ...],
 ) -> tuple[RankSettings, MemoryPlan]:
-    """Divide a rank's memory: with as many requests a step as `settings` say or as `many` has, if the pool holds so
-    many short ones and workspace and graphs for them leave it at least LEAST_POOL_LEFT of its bytes."""
-    divided = partial(memory_plan, architecture, total_bytes=total_bytes, utilization=utilization)
-    fewest = divided(settings)
+    """Divide a rank's memory, with as many requests a step as `settings` say, but for two cases. More, of `many`: if
+    the pool holds so many short ones, and workspace and graphs for them leave it at least LEAST_POOL_LEFT of its bytes.
+    Fewer, `least` or more: where the pool could not hold so many short ones at once, or where only so one request has
+    the first of the lengths in `wanted` that any number reaches; the fewest where none does."""
+    divided = partial(
+        memory_plan, architecture, total_bytes=total_bytes, utilization=utilization, accelerator=accelerator
+    )
+    asked = divided(settings)
     geometry = _geometry(architecture, settings.kv_dtype, settings.kv_layout, settings.tensor_parallel_size)
+
+    def holds(rank: RankSettings, memory: MemoryPlan) -> bool:
+        return geometry.requests(memory.kv_pool_bytes, SHORT_REQUEST) >= rank.max_num_seqs
+
     for more in many:
         larger = replace(settings, max_num_seqs=more)
         memory = divided(larger)
-        left = memory.kv_pool_bytes
-        if left >= LEAST_POOL_LEFT * fewest.kv_pool_bytes and geometry.requests(left, SHORT_REQUEST) >= more:
+        if memory.kv_pool_bytes >= LEAST_POOL_LEFT * asked.kv_pool_bytes and holds(larger, memory):
             return larger, memory
-    return settings, fewest
+    plans = [(settings, asked)]
+    if not (holds(settings, asked) and geometry.longest_request(asked.kv_pool_bytes) >= wanted[0]):
+        fewer = (replace(settings, max_num_seqs=count) for count in _fewer(settings.max_num_seqs, least))
+        plans += [(each, divided(each)) for each in fewer]
+    filled = [each for each in plans if holds(*each)] or plans[-1:]
+    for length in wanted:
+        for each in filled:
+            if geometry.longest_request(each[1].kv_pool_bytes) >= length:
+                return each
+    return plans[-1]
+
+
+def _fewer(count: int, least: int) -> list[int]:
+    """Numbers of requests below `count`, as graphs of decodes are captured: every eighth, then 4."""
+    return [each for each in (*range((count - 1) // 8 * 8, 0, -8), FEW_SEQUENCES) if least <= each < count]
 
 
 def _speculation(wishes: Wishes, tensor_parallel: int) -> tuple[Speculation, str]:

@@ -12,6 +12,7 @@ from modelserve.api.status import NodeSelectorTerm
 from modelserve.hardware import CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import lasting_taints
+from modelserve.planning.host_capacity import UNKNOWN, HostCapacity, host_capacity, largest
 from modelserve.planning.node_labels import (
     COMPUTE_LABELS,
     COUNT_LABEL,
@@ -53,6 +54,7 @@ class AcceleratorOffer:
     refused: str | None = None  # why nothing can be planned here, such as time-slicing
     declared: bool = False  # the pool may have no node yet
     taints: tuple[str, ...] = ()  # KEY=VALUE:EFFECT that a pod must tolerate
+    host: HostCapacity = UNKNOWN  # the most of each that a node has
 
     @property
     def largest_replica(self) -> int:
@@ -70,7 +72,7 @@ def offers_from_nodes(
 
     Nodes whose labels name no GPU, and unknown products without a memory label, offer nothing.
     """
-    found: dict[AcceleratorOffer, None] = {}
+    found: dict[AcceleratorOffer, list[HostCapacity]] = {}
     for node in nodes:
         labels = _labels(mapping(node.get("metadata")).get("labels"))
         allocatable = mapping(mapping(node.get("status")).get("allocatable"))
@@ -79,17 +81,17 @@ def offers_from_nodes(
             accelerator = _accelerator(gpus, catalogue)
             if accelerator is None or not gpus.count:
                 continue
-            found[
-                AcceleratorOffer(
-                    accelerator,
-                    gpus.count,
-                    _terms(gpus, labels, catalogue),
-                    gpus.resource_name,
-                    gpus.refused,
-                    taints=taints,
-                )
-            ] = None
-    return tuple(sorted(found, key=lambda offer: (offer.accelerator.product, offer.count, str(offer))))
+            offer = AcceleratorOffer(
+                accelerator,
+                gpus.count,
+                _terms(gpus, labels, catalogue),
+                gpus.resource_name,
+                gpus.refused,
+                taints=taints,
+            )
+            found.setdefault(offer, []).append(host_capacity(allocatable))
+    offers = (replace(offer, host=largest(hosts)) for offer, hosts in found.items())
+    return tuple(sorted(offers, key=lambda offer: (offer.accelerator.product, offer.count, str(offer))))
 
 
 def _accelerator(gpus: NodeGpus, catalogue: Mapping[str, Accelerator]) -> Accelerator | None:

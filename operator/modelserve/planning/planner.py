@@ -15,6 +15,7 @@ from modelserve.planning import report
 from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal
 from modelserve.planning.expected_speed import Speed, speed
+from modelserve.planning.hosting import hosted, unsaid, with_room
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
 from modelserve.planning.node_labels import is_mig_slice
 from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
@@ -65,6 +66,7 @@ def plan(
         for offer in _allowed(spec, accelerators)
         if offer.accelerator.product == best.accelerator.product and not offer.refused
     ]
+    offers = with_room(offers, spec, wished, gpus=best.gpus)
     resource_name = _resource_name(best, offers)
     if resource_name is not None:  # a pod that asks for a slice by name must not land on a whole GPU, nor the reverse
         offers = [offer for offer in offers if offer.resource_name == resource_name]
@@ -76,6 +78,7 @@ def plan(
         terms=report.placement(best, offers, spec),
         resource_name=resource_name,
         candidates=candidates,
+        unsaid=unsaid(best, spec, wished, offers),
     )
     return chosen.model_copy(update={"hash": plan_hash(chosen, spec, engine_version=engine_version)})
 
@@ -94,8 +97,9 @@ def consider(
     costs = _costs(spec)
     found = []
     allowed = _allowed(spec, accelerators)
-    for accelerator, gpus, node_count in _combinations(wished, [offer for offer in allowed if not offer.refused]):
-        result = _placed(evaluate_drafted(wished, architecture, accelerator, gpus=gpus), wished, node_count=node_count)
+    for accelerator, gpus, pools in _combinations(spec, wished, [offer for offer in allowed if not offer.refused]):
+        result = _placed(evaluate_drafted(wished, architecture, accelerator, gpus=gpus), wished, pools=pools)
+        result = hosted(result, spec, wished, pools)
         if isinstance(result, Fit):
             expected = speed(result, architecture, wished)
             found.append(Considered(result, rank_key(result, expected, wished, costs=costs), expected))
@@ -123,7 +127,7 @@ def candidate_list(
     for index, entry in enumerate(considered):
         fit, expected = entry.evaluation, entry.expected
         if isinstance(fit, Refusal):
-            remedy = remedy_text(remedies(fit, architecture, wished.without_assistant))
+            remedy = fit.remedy or remedy_text(remedies(fit, architecture, wished.without_assistant))
             rows.append(report.refused_candidate(fit, remedy=remedy))
         elif expected is not None:
             verdict: Verdict = "Fits" if index else "Chosen"
@@ -163,8 +167,10 @@ def _allowed(spec: ModelServeSpec, accelerators: Sequence[AcceleratorOffer]) -> 
     return [offer for offer in gpus if offer.accelerator.product in products] + [cpu] * (CPU_PRODUCT in products)
 
 
-def _combinations(wished: Wishes, offers: Sequence[AcceleratorOffer]) -> Iterable[tuple[Accelerator, int, int]]:
-    """(accelerator, GPUs of a replica, GPUs of the largest node) to consider, in a fixed order.
+def _combinations(
+    spec: ModelServeSpec, wished: Wishes, offers: Sequence[AcceleratorOffer]
+) -> Iterable[tuple[Accelerator, int, Sequence[AcceleratorOffer]]]:
+    """(accelerator, GPUs of a replica, pools of the product) to consider, in a fixed order.
 
     Pools of one product count as the one with the least memory, so that a plan holds on each of them.
     """
@@ -180,8 +186,9 @@ def _combinations(wished: Wishes, offers: Sequence[AcceleratorOffer]) -> Iterabl
         else:
             counts = tuple(n for n in GPU_COUNTS if n <= min(largest, wished.max_per_replica)) or (1,)
         for gpus in counts:
-            holding = [pool.accelerator for pool in pools if pool.largest_replica >= gpus] or [pools[-1].accelerator]
-            yield min(holding, key=lambda record: record.visible_bytes), gpus, largest
+            enough = [pool for pool in pools if pool.largest_replica >= gpus] or [pools[-1]]
+            holding = with_room(enough, spec, wished, gpus=gpus) or enough
+            yield min((pool.accelerator for pool in holding), key=lambda record: record.visible_bytes), gpus, pools
 
 
 def _shared(offer: AcceleratorOffer) -> Refusal:
@@ -189,8 +196,9 @@ def _shared(offer: AcceleratorOffer) -> Refusal:
     return Refusal(offer.accelerator, 1, 1, "Sharing", offer.refused or "")
 
 
-def _placed(result: Evaluation, wished: Wishes, *, node_count: int) -> Evaluation:
+def _placed(result: Evaluation, wished: Wishes, *, pools: Sequence[AcceleratorOffer]) -> Evaluation:
     """Refuse what fits the GPUs but no node: a replica is one pod on one node."""
+    node_count = max(pool.largest_replica for pool in pools)
     if isinstance(result, Refusal) or result.gpus <= node_count:
         return result
     message = (

@@ -9,7 +9,7 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
 from modelserve.planning.node_labels import is_mig_slice
-from modelserve.planning.wishes import GPU_COUNTS, Wishes
+from modelserve.planning.wishes import DEFAULT_UTILIZATION, GPU_COUNTS, Wishes
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve.units import GIB
 
@@ -75,12 +75,16 @@ def _corrected(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
 
 
 def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
-    """A smaller cache, smaller steps, a shorter context, more memory, more GPUs, another product."""
+    """The usual share of memory, a smaller cache, smaller steps, a shorter context, more memory, more GPUs, another
+    product."""
     device, gpus = refusal.accelerator, refusal.gpus
     if refusal.limited_by == "Sharing":
         yield from _first_fit(_listed_places(), architecture, wishes)
         return
     if refusal.limited_by not in ("TensorParallel", "GPUsPerNode"):
+        if wishes.utilization < DEFAULT_UTILIZATION and not device.is_cpu:
+            usual = replace(wishes, utilization=DEFAULT_UTILIZATION)
+            yield Remedy(f"with kvCache.gpuMemoryUtilization {DEFAULT_UTILIZATION} or left out", usual, device, gpus)
         if wishes.kv_dtype is not KVCacheDtype.INT8:
             yield Remedy("with int8 KV cache", replace(wishes, kv_dtype=KVCacheDtype.INT8), device, gpus)
         yield from _smaller_steps(refusal, architecture, wishes)
@@ -115,6 +119,8 @@ def _first_fit(
         asked = replace(wishes, tensor_parallel=count, max_per_replica=max(count, wishes.max_per_replica))
         if isinstance(evaluate(asked, architecture, accelerator, gpus=count), Fit):
             node = " of one node" if count > 1 else ""
+            if wishes.tensor_parallel not in (None, count):
+                node += f" (parallelism.tensor {count}, or left out)"
             yield Remedy(f"on {count} x {accelerator.product}{node}", asked, accelerator, count)
             return
 

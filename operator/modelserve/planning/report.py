@@ -23,11 +23,12 @@ from modelserve.api.status import (
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
-from modelserve.planning.evaluation import LEAST_POOL_LEFT, SHORT_REQUEST, Fit, Refusal
+from modelserve.planning.evaluation import Fit, Refusal
 from modelserve.planning.expected_reuse import Reuse, expected_reuse
 from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed, step_factors
 from modelserve.planning.learned import AS_EXPECTED
 from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
+from modelserve.planning.other_settings import other_settings, places
 from modelserve.planning.ranking import replica_cost, token_cost
 from modelserve.planning.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
@@ -47,8 +48,9 @@ def chosen_plan(
     terms: tuple[NodeSelectorTerm, ...] | None,
     resource_name: str | None,
     candidates: tuple[Candidate, ...],
+    unsaid: str = "",
 ) -> PlanStatus:
-    """The whole plan but its hash."""
+    """The whole plan but its hash. `unsaid`: what pods ask of nodes that nobody knows yet."""
     least = wishes.least_model_len(architecture.max_position_embeddings)
     on_cpu = fit.accelerator.is_cpu
     return PlanStatus(
@@ -74,7 +76,7 @@ def chosen_plan(
         per_request=request_bytes(fit),
         concurrency=concurrency(fit),
         target_concurrency=expected.load.requests,
-        message=_plan_message(fit, architecture, wishes, expected),
+        message="; ".join(filter(None, (_plan_message(fit, architecture, wishes, expected), unsaid))),
         speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
         draft_acceptance=_measured_acceptance(wishes),
         candidates=candidates,
@@ -283,7 +285,8 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
     )
     sentences = [
         arithmetic,
-        _many_sequences(fit, wishes),
+        places(fit, wishes),
+        other_settings(fit, architecture, wishes),
         _host_memory(fit, wishes),
         _found(fit, architecture, wishes),
         _drafts(fit, architecture, wishes, expected),
@@ -292,18 +295,6 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     return "; ".join(sentence for sentence in sentences if sentence)
-
-
-def _many_sequences(fit: Fit, wishes: Wishes) -> str:
-    """Why a step has more requests than it has by default."""
-    fewest = wishes.sequences(fit.accelerator)
-    if fit.sequences <= fewest:
-        return ""
-    short = int(fit.geometry.requests(fit.memory.kv_pool_bytes, SHORT_REQUEST))
-    return (
-        f"a step has up to {fit.sequences} of them: the pool holds {short:,} of {SHORT_REQUEST} tokens, and gives "
-        f"less than {1 - LEAST_POOL_LEFT:.0%} of itself for more than {fewest}"
-    )
 
 
 def _host_memory(fit: Fit, wishes: Wishes) -> str:

@@ -18,6 +18,7 @@ from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
 from modelserve.hardware import Accelerator, accelerator_from_labels
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import Taint
+from modelserve.planning.host_capacity import UNKNOWN, HostCapacity
 from modelserve.planning.node_labels import INSTANCE_TYPE, PRODUCT_LABEL
 from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.pinning import pinned_terms
@@ -73,7 +74,12 @@ def together(parts: Iterable[tuple[Devices, ...]]) -> tuple[Devices, ...]:
 
 
 def device_offers(
-    devices: Iterable[Devices], labels: Mapping[str, str], taints: Iterable[Taint], catalogue: Mapping[str, Accelerator]
+    devices: Iterable[Devices],
+    labels: Mapping[str, str],
+    taints: Iterable[Taint],
+    catalogue: Mapping[str, Accelerator],
+    *,
+    host: HostCapacity = UNKNOWN,
 ) -> tuple[AcceleratorOffer, ...]:
     """What such a node offers. Which GPU it is, the claim says; its nodes are named by the labels that there are."""
     known = tuple((key, labels[key]) for key in (INSTANCE_TYPE,) if key in labels)
@@ -90,7 +96,7 @@ def device_offers(
         )
         if accelerator is not None:
             kept = tuple(map(str, taints))
-            found.append(AcceleratorOffer(accelerator, each.count, terms, DEVICE_CLASS, taints=kept))
+            found.append(AcceleratorOffer(accelerator, each.count, terms, DEVICE_CLASS, taints=kept, host=host))
     return tuple(found)
 
 

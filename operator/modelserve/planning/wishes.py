@@ -93,6 +93,13 @@ class Wishes:
         open_ended = self.max_num_seqs is None and self.concurrency is None
         return open_ended and self.objective in ("Throughput", "Cost") and not accelerator.is_cpu
 
+    def least_sequences(self, accelerator: Accelerator) -> int:
+        """Fewest requests of one step that a plan may come down to where memory is short: what was asked, if a number
+        was, and never below the expected concurrency."""
+        if self.max_num_seqs is not None or accelerator.is_cpu:
+            return self.sequences(accelerator)
+        return min(self.concurrency or 1, self.sequences(accelerator))
+
     def host_cache_bytes(self, accelerator: Accelerator) -> int:
         """Host memory for cached prefixes; none on the CPU, whose pool is host memory."""
         return 0 if accelerator.is_cpu else self.host_memory_bytes

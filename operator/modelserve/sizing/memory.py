@@ -14,6 +14,7 @@ from typing import Literal
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.hardware import CATALOGUE, Accelerator
 from modelserve.sizing.activation import (
     KEYS_PER_PASS,
     PHASES,
@@ -25,6 +26,8 @@ from modelserve.sizing.activation import (
 )
 from modelserve.sizing.assistant import assistant_weight_bytes
 from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
+from modelserve.sizing.communicator import communicator_bytes, communicator_source
+from modelserve.sizing.cuda_context import context_bytes, context_source
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
 from modelserve.sizing.quantised_tiles import tile_padding_bytes
@@ -32,6 +35,8 @@ from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.rank_sums import peer_bytes
 from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
 from modelserve.units import MIB
+
+H200 = CATALOGUE["NVIDIA-H200"]
 
 __all__ = [
     "KEYS_PER_PASS",
@@ -47,10 +52,6 @@ __all__ = [
     "weight_bytes",
 ]
 
-# Measured on an H200 with E4B and rounded up to 64 MiB: 689 MiB outside of PyTorch's allocator with one rank (context,
-# kernels, libraries), and 838 MiB more with two (NCCL's buffers and channels).
-CUDA_CONTEXT_BYTES = 704 * MIB
-NCCL_BYTES = 896 * MIB
 CPU_PROCESS_BYTES = 614 * MIB  # resident set of the interpreter with torch and the HTTP stack: 0.6 GiB
 CPU_HEADROOM = Decimal("0.05")  # of the container's limit: heap growth, and page cache while weights load
 
@@ -68,7 +69,7 @@ _SOURCES = {
     "token_masks": "S V / 8",
     "prompt_lookup": "4 S longest context",
     "drafts": "S ((H + h) e + 4 (4 + 2 k))",
-    "cublas": "library default on Hopper",
+    "cublas": "two workspaces of at most 32 MiB",
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",
     "products": "split sums; a dequantised block or rounded inputs",
@@ -81,9 +82,7 @@ _SOURCES = {
     "attention": "projection, queries, output, rows to store",
     "mlp": "3 T I e",
     "sampling": "logits, candidates, one sort",
-    "context": "measured on H200",
     "graphs": "kernels of every captured size, two results",
-    "nccl": "measured on 2 x H200",
     "peers": "8 MiB; 2 T H e for sums by rows",
     "process": "measured",
     "headroom": "5 % of the container's limit",
@@ -97,7 +96,7 @@ _PLAIN_SOURCES = {  # of attention in plain PyTorch
     "attention": "projections, one pass of keys, scores",
     "mlp": "4 T I e",
 }
-TERM_NAMES: tuple[str, ...] = (*MEMORY_GROUPS, *_SOURCES)
+TERM_NAMES: tuple[str, ...] = (*MEMORY_GROUPS, *_SOURCES, "context", "nccl")
 """What an override may name: a term, or a whole group."""
 
 
@@ -147,6 +146,7 @@ def memory_plan(
     total_bytes: int,
     utilization: Decimal,
     learned: Mapping[str, int] | None = None,
+    accelerator: Accelerator = H200,
 ) -> MemoryPlan:
     """Divide the memory of one rank.
 
@@ -154,30 +154,33 @@ def memory_plan(
     `utilization` of it; on the CPU it is all of it, since the headroom is a term of its own there.
     Buffers are for the architecture's longest context, as the worker makes them before it knows what the pool can hold.
     `learned` replaces predictions by bytes, by the name of a term or of a whole group (`TERM_NAMES`); a group's figure
-    wins over those of its terms.
+    wins over those of its terms. `accelerator`: whose driver and communicator take their share.
     Raises InvalidInput when the tensor-parallel size does not divide the model, or an override names nothing.
     """
     learned = learned or {}
     check_overrides(learned)
-    terms, taken = _all_terms(
-        architecture,
-        settings,
-        container_bytes=total_bytes if settings.on_cpu else 0,
-        learned=tuple(learned.items()),
+    terms, captured, peers = _tensor_terms(architecture, settings, learned=tuple(learned.items()))
+    overhead = overhead_terms(
+        tensor_parallel_size=settings.tensor_parallel_size,
+        total_bytes=total_bytes if settings.on_cpu else 0,
+        on_cpu=settings.on_cpu,
+        captured_bytes=captured,
+        peer_buffer_bytes=peers,
+        accelerator=accelerator,
     )
+    sources = {**_SOURCES, "context": context_source(accelerator), "nccl": communicator_source(accelerator)}
+    if not captured:
+        sources["graphs"] = "none are captured"
+    terms = (*terms, *_terms("overhead", overhead, learned, sources))
     budget = total_bytes if settings.on_cpu else int(total_bytes * utilization)
-    return MemoryPlan(total_bytes, budget, terms, available_bytes=budget - taken)
+    return MemoryPlan(total_bytes, budget, terms, available_bytes=budget - sum(term.bytes for term in terms))
 
 
-@lru_cache(maxsize=512)  # products differ in memory, not in these
-def _all_terms(
-    architecture: ModelArchitecture,
-    settings: RankSettings,
-    *,
-    container_bytes: int,  # 0 on a GPU
-    learned: tuple[tuple[str, int], ...],
-) -> tuple[tuple[MemoryTerm, ...], int]:
-    """The terms, and their sum."""
+@lru_cache(maxsize=512)  # products differ in memory and overhead, not in these
+def _tensor_terms(
+    architecture: ModelArchitecture, settings: RankSettings, *, learned: tuple[tuple[str, int], ...]
+) -> tuple[tuple[MemoryTerm, ...], int, int]:
+    """The terms of weights and activation; predicted bytes of graphs, and of buffers that other ranks write into."""
     tp, on_cpu, given = settings.tensor_parallel_size, settings.on_cpu, dict(learned)
     weight_format, assistant = settings.weight_format, settings.speculation.assistant
     weights = {"parameters": weight_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)}
@@ -192,24 +195,12 @@ def _all_terms(
         weights["drafter"] = assistant_weight_bytes(assistant, tensor_parallel_size=tp)
     always, predicted_phases = activation_terms(architecture, settings)
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
-    overhead = overhead_terms(
-        tensor_parallel_size=tp,
-        total_bytes=container_bytes,
-        on_cpu=on_cpu,
-        captured_bytes=graphs_bytes(architecture, settings),
-        peer_buffer_bytes=peer_bytes(architecture, tensor_parallel_size=tp, rows=settings.step_rows),
-    )
-    predicted: tuple[tuple[MemoryGroup, dict[str, int]], ...] = (
-        ("weights", weights),
-        ("activation", {**always} | {name: phases[name] for name in largest_phase(phases)}),
-        ("overhead", overhead),
-    )
+    activation = {**always} | {name: phases[name] for name in largest_phase(phases)}
     plain = on_cpu or not takes_model(architecture)
     sources = _SOURCES | _PLAIN_SOURCES if plain else _SOURCES
-    if not overhead.get("graphs"):
-        sources = sources | {"graphs": "none are captured"}
-    all_terms = tuple(term for group, terms in predicted for term in _terms(group, terms, given, sources))
-    return all_terms, sum(term.bytes for term in all_terms)
+    terms = (*_terms("weights", weights, given, sources), *_terms("activation", activation, given, sources))
+    peers = peer_bytes(architecture, tensor_parallel_size=tp, rows=settings.step_rows)
+    return terms, graphs_bytes(architecture, settings), peers
 
 
 def check_overrides(learned: Mapping[str, int]) -> None:
@@ -233,7 +224,13 @@ def _terms(
 
 
 def overhead_terms(
-    *, tensor_parallel_size: int, total_bytes: int, on_cpu: bool, captured_bytes: int = 0, peer_buffer_bytes: int = 0
+    *,
+    tensor_parallel_size: int,
+    total_bytes: int,
+    on_cpu: bool,
+    captured_bytes: int = 0,
+    peer_buffer_bytes: int = 0,
+    accelerator: Accelerator = H200,
 ) -> dict[str, int]:
     """Bytes of one process beside weights, a step and the pool, by name.
 
@@ -241,7 +238,8 @@ def overhead_terms(
     """
     if on_cpu:
         return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM)}
-    terms = {"context": CUDA_CONTEXT_BYTES, "graphs": captured_bytes}
+    terms = {"context": context_bytes(accelerator), "graphs": captured_bytes}
     if tensor_parallel_size > 1:
-        terms |= {"nccl": NCCL_BYTES, "peers": peer_buffer_bytes}
+        nccl = communicator_bytes(accelerator, tensor_parallel_size)
+        terms |= {"nccl": nccl, "peers": peer_buffer_bytes}
     return terms

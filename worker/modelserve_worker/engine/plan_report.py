@@ -18,11 +18,13 @@ from modelserve.api.status import (
 )
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.hardware import CPU, CPU_PRODUCT, accelerator_from_labels
 from modelserve.inspection import read_rank_settings
 from modelserve.planning.report import LENGTHS, gpu_memory
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry
+from modelserve.units import MIB
 from modelserve_worker.execution.memory_report import MemoryReport
 
 
@@ -40,9 +42,15 @@ def plan_report(
     utilization = Decimal(str(args.gpu_memory_utilization))
     geometry, length = memory.geometry, memory.max_model_len
     settings = read_rank_settings(args, architecture, geometry, weight_format=memory.weight_format, on_cpu=on_cpu)
-    predicted = memory_plan(architecture, settings, total_bytes=memory.total_bytes, utilization=utilization)
+    product = CPU_PRODUCT if on_cpu else memory.device.replace(" ", "-")  # as the node label spells it
+    gpu = accelerator_from_labels(
+        product, memory_mib=memory.total_bytes // MIB, compute_capability=table.compute_capability
+    )
+    predicted = memory_plan(
+        architecture, settings, total_bytes=memory.total_bytes, utilization=utilization, accelerator=gpu or CPU
+    )
     plan = PlanStatus(
-        accelerator="CPU" if on_cpu else memory.device.replace(" ", "-"),  # as the node label spells it
+        accelerator=product,
         gpus_per_replica=0 if on_cpu else args.tensor_parallel_size,
         tensor_parallel=args.tensor_parallel_size,
         max_model_len=length,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
@@ -21,17 +23,22 @@ def join_tensor_parallel(
     init_method: str,
     device: torch.device,
     timeout_s: float = 600.0,
+    environment: Mapping[str, str] | None = None,
     capability: int | None = None,
     peer_layout: PeerRowsLayout | None = None,
 ) -> TensorParallel:
     """Join group `init_method` (tcp://HOST:PORT or file://PATH) and wait for its other ranks.
 
-    A single rank joins nothing. `capability`: of GPUs that sum by kernels where they reach each other's memory.
-    `peer_layout`: make buffers for sums by rows, where GPUs reach each other's memory.
+    A single rank joins nothing. `environment`: what bounds NCCL's memory (`modelserve.sizing.communicator`); variables
+    that are set already, as by `pod.env`, stay as they are, and what they cost is measured.
+    `capability`: of GPUs that sum by kernels where they reach each other's memory. `peer_layout`: make buffers for sums
+    by rows, where GPUs reach each other's memory.
     Raises torch's DistStoreError or DistNetworkError when the others do not come in time.
     """
     if size == 1:
         return TensorParallel()
+    for name, value in (environment or {}).items():
+        os.environ.setdefault(name, value)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
         init_method=init_method,

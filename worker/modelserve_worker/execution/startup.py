@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +17,11 @@ from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.activation import sampling_bytes
 from modelserve.sizing.backends.table import KernelTable
+from modelserve.sizing.communicator import environment
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_sums import peer_bytes, peer_rows_layout
-from modelserve_worker.execution.accelerator_check import check_accelerator
+from modelserve_worker.execution.accelerator_check import DeviceFacts, check_accelerator
 from modelserve_worker.execution.checkpoint_config import read_architecture, read_weight_format
 from modelserve_worker.execution.device import (
     compute_dtype,
@@ -219,6 +220,7 @@ def _join(
         device=device,
         capability=table.capability if table.sums_through_peers else None,
         peer_layout=peer_rows_layout(architecture, **sizes),
+        environment=communicator_bounds(args, device_facts(device)) if device.type == "cuda" else None,
     )
     parallel = replace(joined, exact=table.profile == "exact")
     if probe is not None and parallel.size > 1:
@@ -230,6 +232,11 @@ def _join(
         torch.cuda.synchronize(device)
         probe.joined(peer_bytes=peer_bytes(architecture, **sizes) if parallel.peers is not None else 0)
     return parallel
+
+
+def communicator_bounds(args: EngineArgs, found: DeviceFacts) -> Mapping[str, str]:
+    """NCCL's environment for the GPU that the settings were sized for, or that is found where they name none."""
+    return environment(args.accelerator or found.product, found.compute_capability)
 
 
 class Phases:

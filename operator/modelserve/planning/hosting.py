@@ -1,0 +1,110 @@
+"""Whether nodes have the memory and the processors that a replica's pod asks for beside its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from modelserve.api.pod import ResourceRequirements
+from modelserve.api.spec import ModelServeSpec
+from modelserve.api.status import LimitedBy
+from modelserve.planning.evaluation import Evaluation, Fit, Refusal
+from modelserve.planning.host_capacity import UNKNOWN, HostCapacity, gib
+from modelserve.planning.offers import AcceleratorOffer
+from modelserve.planning.pod_resources import HostRequest, host_request
+from modelserve.planning.wishes import Wishes
+from modelserve.units import GIB, MIB
+
+Stated = tuple[tuple[str, str], ...]
+
+
+def with_room(
+    offers: Sequence[AcceleratorOffer], spec: ModelServeSpec, wishes: Wishes, *, gpus: int
+) -> list[AcceleratorOffer]:
+    """The pools whose nodes hold such a pod, as far as that is known; all for the CPU, whose pods any node may take."""
+    if not gpus or all(offer.host == UNKNOWN for offer in offers):
+        return list(offers)
+    asked = _asked(spec, wishes, gpus)
+    return [offer for offer in offers if offer.host.lacks(asked) is None]
+
+
+def hosted(result: Evaluation, spec: ModelServeSpec, wishes: Wishes, pools: Sequence[AcceleratorOffer]) -> Evaluation:
+    """Refuse what fits the GPUs of nodes that lack memory or processors for its pod."""
+    enough = [pool for pool in pools if pool.largest_replica >= result.gpus]
+    if isinstance(result, Refusal) or not enough or with_room(enough, spec, wishes, gpus=result.gpus):
+        return result
+    asked = _asked(spec, wishes, result.gpus)
+    host = max((pool.host for pool in enough), key=lambda each: (each.lacks(asked) != "HostMemory", each))
+    where = f"the largest node with {result.gpus} x {result.accelerator.product}"
+    remedy = f"fits {_remedy(spec, wishes, result, host)}"
+    if host.lacks(asked) == "HostMemory":
+        missing = asked.memory_bytes - host.memory_bytes
+        message = (
+            f"the pod asks its node for {gib(asked.memory_bytes)} of memory{_pinned(wishes)}, {where} has "
+            f"{gib(host.memory_bytes)} allocatable: {gib(missing)} missing"
+        )
+        return _refused(result, message, "HostMemory", remedy, missing)
+    message = f"the pod asks its node for {asked.cpu:f} CPUs, {where} has {host.cpu_millis / 1000:g} allocatable"
+    return _refused(result, message, "Cpu", remedy, None)
+
+
+def unsaid(fit: Fit, spec: ModelServeSpec, wishes: Wishes, offers: Sequence[AcceleratorOffer]) -> str:
+    """What pods ask for where no node tells whether it has that: of pools that are empty, declared or named alone."""
+    enough = [offer for offer in offers if offer.largest_replica >= fit.gpus]
+    if not fit.gpus or any(offer.host.memory_bytes and offer.host.cpu_millis for offer in enough):
+        return ""
+    asked = _asked(spec, wishes, fit.gpus)
+    return (
+        f"no node tells yet whether it has the {asked.cpu:f} CPUs and {gib(asked.memory_bytes)} of memory that a pod "
+        "asks for"
+    )
+
+
+def _asked(spec: ModelServeSpec, wishes: Wishes, gpus: int) -> HostRequest:
+    return _request(*_users(spec), ranks=gpus, pinned_bytes=wishes.host_memory_bytes)
+
+
+@lru_cache(maxsize=1024)  # every pool of every product asks
+def _request(requests: Stated, limits: Stated, *, ranks: int, pinned_bytes: int) -> HostRequest:
+    users = {"requests": dict(requests), "limits": dict(limits)}
+    return host_request(users, ranks=ranks, pinned_bytes=pinned_bytes)
+
+
+def _users(spec: ModelServeSpec) -> tuple[Stated, Stated]:
+    """Requests and limits that the spec states."""
+    stated = spec.pod.resources or ResourceRequirements()
+    return tuple(sorted(stated.requests.items())), tuple(sorted(stated.limits.items()))
+
+
+def _pinned(wishes: Wishes) -> str:
+    return f" ({gib(wishes.host_memory_bytes)} of it kvCache.hostMemory)" if wishes.host_memory_bytes else ""
+
+
+def _refused(fit: Fit, message: str, limited_by: LimitedBy, remedy: str, missing: int | None) -> Refusal:
+    return Refusal(
+        fit.accelerator, fit.gpus, fit.tensor_parallel, limited_by, message, shortfall_bytes=missing, remedy=remedy
+    )
+
+
+def _remedy(spec: ModelServeSpec, wishes: Wishes, fit: Fit, host: HostCapacity) -> str:
+    """Changes after which the pod asks for no more than the node has."""
+    asked = _asked(spec, wishes, fit.gpus)
+    changes = []
+    if host.lacks_memory(asked):
+        changes.append(_less_memory(spec, wishes, fit, host))
+    if host.lacks_cpu(asked):
+        whole = host.cpu_millis // 1000
+        changes.append(f"with pod.resources.requests.cpu {whole or f'{host.cpu_millis}m'}")
+    return " and ".join(changes)
+
+
+def _less_memory(spec: ModelServeSpec, wishes: Wishes, fit: Fit, host: HostCapacity) -> str:
+    users = _users(spec)
+    if "memory" in dict(users[0]):
+        return f"with pod.resources.requests.memory {host.memory_bytes // MIB}Mi"
+    left = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=0).memory_bytes
+    if wishes.host_memory_bytes and left >= GIB:
+        return f"with kvCache.hostMemory {left // GIB}Gi"
+    if wishes.host_memory_bytes and left >= 0:
+        return "with kvCache.hostMemory left out"
+    return f"on nodes with {gib(_asked(spec, wishes, fit.gpus).memory_bytes)} of allocatable memory"
