@@ -95,7 +95,7 @@ class Gatherer:
         self.reports = WorkerReports(kube, clock)
         self._claims = ClaimModes(kube, clock)
         self._causes = Causes(kube, clock)
-        self.pending_pods = PendingPods(kube, self._inventory, clock, namespaces=namespaces)
+        self.pending_pods = PendingPods(kube, self._inventory, clock, known=self._workers_of, namespaces=namespaces)
         self._fleet: tuple[tuple[int, ...], dict[Key, Member]] | None = None  # with the changes that it was made after
         self._supply = Supply()
         self._supply_changed = True
@@ -337,6 +337,10 @@ class Gatherer:
                 raise
             logger.warning("ConfigMap %s/%s cannot be read: %s", self._shared.namespace, name, error)
             return None
+
+    def _workers_of(self, key: Key) -> tuple[Body | None, tuple[Body, ...]]:
+        pods = self._store.children(POD, namespace=key.namespace, owner=key.name)
+        return self._store.get(MODEL_SERVE, key.namespace, key.name), pods
 
     async def lease(self, name: str) -> Body | None:
         """One of the operator's own namespace. Raises KubeError."""

@@ -184,6 +184,12 @@ class Inventory:
         self._places[name] = after
         return self._changed(before, after)
 
+    def alike(self, names: Iterable[str | None]) -> set[str]:
+        """Names of the nodes of the pools that these nodes are of."""
+        known = (self._places.get(name) for name in names if name is not None)
+        pools = {place.pool for place in known if place is not None and place.pool is not None}
+        return {name for pool in pools for name in self.nodes_of()[pool]}
+
     def node(self, name: str) -> tuple[Body, int] | None:
         """Labels, taints and allocatable resources of a node, and how many whole GPUs its ResourceSlices tell of."""
         body = self._bodies.get(name)

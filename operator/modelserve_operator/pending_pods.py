@@ -34,11 +34,19 @@ class PendingPods:
     """Who would take what a rollout gives up, and since when a rollout waits for them."""
 
     def __init__(
-        self, kube: Kube, inventory: Inventory, clock: Callable[[], datetime], *, namespaces: tuple[str, ...] = ()
+        self,
+        kube: Kube,
+        inventory: Inventory,
+        clock: Callable[[], datetime],
+        *,
+        known: Callable[[Key], tuple[Body | None, tuple[Body, ...]]] = lambda _: (None, ()),
+        namespaces: tuple[str, ...] = (),
     ) -> None:
+        """`known`: a ModelServe and its workers."""
         self._kube = kube
         self._inventory = inventory
         self._clock = clock
+        self._known = known
         self._namespaces = namespaces
         self._listed: tuple[datetime, tuple[Body, ...]] | None = None  # when, which
         self._listing = asyncio.Lock()
@@ -65,7 +73,7 @@ class PendingPods:
                 reads -= 1
                 spec = await self._claim(pod, claim, now) if reads >= 0 else {}
                 takes = takes or (spec is not None and (not spec or rivals.by_claim(spec, target, admitting)))
-            if takes:
+            if takes and not self._exchanges(pod, names):
                 found.append(pod)
                 elsewhere = elsewhere or other
         if not found:
@@ -76,6 +84,13 @@ class PendingPods:
         self._waits = {each: wait for each, wait in self._waits.items() if now - wait[2] < 2 * rivals.PATIENCE}
         self._waits[key] = (target.hash, since, now)
         return rivals.named(found, observed) if now - since < rivals.PATIENCE else ()
+
+    def _exchanges(self, pod: Body, names: set[str | None]) -> bool:
+        name = labels.label_of(pod, labels.NAME)
+        if name is None:
+            return False
+        model_serve, workers = self._known(Key(pod["metadata"]["namespace"], name))
+        return rivals.exchanges(pod, model_serve, workers, self._inventory.alike(names))
 
     def _ground(self, name: str | None) -> Ground:
         known = self._inventory.node(name) if name is not None else None
@@ -118,7 +133,7 @@ class PendingPods:
         return spec
 
 
-_METADATA = ("name", "namespace", "creationTimestamp", "deletionTimestamp")
+_METADATA = ("name", "namespace", "creationTimestamp", "deletionTimestamp", "ownerReferences")
 _SPEC = ("nodeSelector", "affinity", "tolerations", "resourceClaims", "schedulingGates", "priority")
 
 
@@ -130,7 +145,7 @@ def _trimmed(pod: Body) -> Body:
         for kind in ("containers", "initContainers")
     }
     conditions = [each for each in (pod.get("status") or {}).get("conditions") or () if each["type"] == "PodScheduled"]
-    own = {labels.NAME: labels.label_of(pod, labels.NAME)}
+    own = {key: labels.label_of(pod, key) for key in (labels.NAME, labels.PLAN_HASH)}
     return {
         "metadata": {**{key: metadata[key] for key in _METADATA if key in metadata}, "labels": own},
         "spec": {**{key: spec[key] for key in _SPEC if key in spec}, **containers},

@@ -53,7 +53,7 @@ from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, co
 
 logger = logging.getLogger(__name__)
 
-PREDECESSOR_SECONDS = 2.0
+PREDECESSOR_SECONDS, RIVALS_SECONDS = 2.0, 15.0
 NEXT_TURN_SECONDS, LOOKS_PER_SECOND = 15.0, 10  # whether a move to a newer worker may begin: of one, of all together
 
 
@@ -107,7 +107,7 @@ class Reconciler:
             seconds_left(observed, labels.inspection_name(observed.name, source.hash)) for source in decision.inspect
         ]
         if observed.rivals:  # no event tells when they go
-            delays.append(REFUSED_SECONDS)
+            delays.append(RIVALS_SECONDS)
         if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
             delays.append(REFUSED_SECONDS)
         delays.append(decision.turn.again)

@@ -8,7 +8,7 @@ it counts for a while only, and a pod that can never start holds nobody up.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -19,7 +19,7 @@ from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import lasting_taints, selects, unmet
 from modelserve.planning.resource_slices import DEVICE_CLASS, is_device_class
 from modelserve_operator import labels
-from modelserve_operator.observed import Observed, moment
+from modelserve_operator.observed import Observed, Pod, moment
 from modelserve_operator.revision import Revision
 from modelserve_operator.rollout import RunningRevision, Step
 
@@ -86,6 +86,34 @@ def by_claim(claim: Body, target: Revision, grounds: Iterable[Ground]) -> bool:
         for ground in grounds
         if name == resource or (not is_device_class(resource) and name == DEVICE_CLASS and ground.devices)
     )
+
+
+def exchanges(pod: Body, model_serve: Body | None, workers: Iterable[Body], near: Collection[str]) -> bool:
+    """Whether it is a worker for which another one of its ModelServe is about to be stopped, on a node `near` ours: it
+    takes no more than it leaves, and two that waited for each other would wait for ever.
+
+    It is so with leave for downtime, while nothing is amiss, where no more of its revision wait than others are ready.
+    """
+    spec, status = ((model_serve or {}).get(part) or {} for part in ("spec", "status"))
+    stalled = any(each["type"] == "Stalled" and each["status"] == "True" for each in status.get("conditions") or ())
+    own = labels.label_of(pod, labels.PLAN_HASH)
+    made = [str(each.get("name")) for each in pod["metadata"].get("ownerReferences") or ()]
+    genuine = any(each.startswith(f"{labels.label_of(pod, labels.NAME)}-{own}-") for each in made)
+    if own is None or not genuine or stalled or not mapping(spec.get("rollout")).get("allowDowntime"):
+        return False
+    wanted, waiting, leaving = _devices_of(pod["spec"]), 0, 0
+    for each in workers:
+        known = Pod.from_body(each)
+        same = known.plan_hash == own
+        waiting += same and known.node is None and not known.terminating and not known.ended
+        leaving += not same and known.ready and known.node in near and _devices_of(each["spec"]) == wanted
+    return waiting <= leaving
+
+
+def _devices_of(spec: Body) -> tuple[dict[str, Decimal], int]:
+    """Extended resources that a pod asks for, and how many claims it has."""
+    asked = {name: amount for name, amount in _requests(spec).items() if "/" in name}
+    return asked, len(spec.get("resourceClaims") or ())
 
 
 def _devices(claim: Body) -> Iterator[tuple[str, int]]:

@@ -1,11 +1,15 @@
 """GPUs that only ResourceSlices tell of, before a real scheduler: a worker's claim is allocated the planned product on
-its node, all of a replica's GPUs together, and nothing of another product.
+its node, all of a replica's GPUs together, and nothing of another product. A rollout that would give such GPUs up sees
+who waits for them, with the rights that the operator has.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,12 +17,16 @@ import pytest
 from localcluster.binaries import require_programs
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.kubectl import wait_for
+from localcluster.operator_process import permissions
 from localcluster.processes import spawn
 from modelserve.api import ModelServe
 from modelserve.published import published_model
 from modelserve_operator.inventory import Inventory
 from modelserve_operator.kinds import CLAIM_TEMPLATE
+from modelserve_operator.kube import ClusterKube
 from modelserve_operator.manifests.claim_template import claim_template
+from modelserve_operator.observed import Observed, Pod
+from modelserve_operator.pending_pods import PendingPods
 from modelserve_operator.revision import Revision
 from modelserve_operator.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
@@ -84,12 +92,17 @@ def _slice(node: str, gpus: int) -> dict[str, Any]:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
-def _supply(plane: ControlPlane) -> Supply:
+def _inventory(plane: ControlPlane) -> Inventory:
     inventory = Inventory()
     for node in plane.kubectl.items("nodes"):
         inventory.hear(node, deleted=False)
     for each in plane.kubectl.items("resourceslices"):
         inventory.hear_slice(each, deleted=False)
+    return inventory
+
+
+def _supply(plane: ControlPlane) -> Supply:
+    inventory = _inventory(plane)
     return Supply(pools=inventory.pools(), nodes_of=inventory.nodes_of())
 
 
@@ -128,3 +141,46 @@ def test_a_claim_is_allocated_the_planned_product(
     (claim,) = [each for each in plane.kubectl.items("resourceclaims") if each["metadata"]["name"].startswith(name)]
     allocated = claim["status"]["allocation"]["devices"]["results"]
     assert [(each["driver"], each["pool"]) for each in allocated] == [("gpu.nvidia.com", wanted)] * gpus
+
+
+def _waits(plane: ControlPlane, name: str, claim: dict[str, Any]) -> None:
+    """A pod of another namespace that finds no node."""
+    request = {"name": "gpus", "exactly": {"allocationMode": "ExactCount", "count": 1, **claim}}
+    own = {"name": name, "namespace": "other"}
+    kind = {"apiVersion": CLAIM_TEMPLATE.api_version, "kind": CLAIM_TEMPLATE.kind}
+    template = {**kind, "metadata": own, "spec": {"spec": {"devices": {"requests": [request]}}}}
+    container = {"name": "train", "image": "train:1", "resources": {"claims": [{"name": "x"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "x", "resourceClaimTemplateName": name}]}
+    plane.kubectl.apply(template, {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": spec})
+
+    def unschedulable() -> bool:
+        found = plane.kubectl.get("pod", name, "-n", "other").get("status", {}).get("conditions") or ()
+        return any(each.get("reason") == "Unschedulable" for each in found)
+
+    wait_for(f"{name} waits", unschedulable)
+
+
+def test_who_waits_for_the_claimed_gpus_is_seen_with_the_operators_rights(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.kubectl.apply(*permissions(), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}})
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "other"}}
+    plane.kubectl.apply(account)
+    body = plane.kubectl.get("pod", "two")  # of the test before: it has both GPUs of its node
+    body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    document = plane.kubectl.get("modelserve", "two")
+    revision = _revision(document, _supply(plane))
+    observed = Observed(model_serve=document, pods=(Pod.from_body(body),))
+    monkeypatch.setenv("KUBECONFIG", str(plane.operator_kubeconfig))
+
+    async def rivals() -> tuple[str, ...]:
+        async with ClusterKube(through_api_proxy=False) as kube:
+            pending = PendingPods(kube, _inventory(plane), lambda: datetime.now(UTC))
+            return await pending.rivals(observed, replace(revision, hash="0123456789"))
+
+    _waits(plane, "many", {"deviceClassName": "gpu.nvidia.com", "count": 5})
+    _waits(plane, "nobodys", {"deviceClassName": "nic.example.com"})
+    assert asyncio.run(rivals()) == (), "neither could start on what the rollout gives up"
+    h200 = 'device.attributes["gpu.nvidia.com"].productName == "NVIDIA H200"'
+    _waits(plane, "thief", {"deviceClassName": "gpu.nvidia.com", "selectors": [{"cel": {"expression": h200}}]})
+    assert asyncio.run(rivals()) == ("a pod of another namespace",)

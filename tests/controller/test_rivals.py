@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator.kinds import CLAIM_TEMPLATE, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
+from modelserve_operator import labels
+from modelserve_operator.kinds import CLAIM_TEMPLATE, DEPLOYMENT, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from modelserve_operator.kube import KubeError
 from modelserve_operator.observed import Pod
 
@@ -292,3 +293,75 @@ def test_a_limit_is_no_claim(claimed) -> None:
     _other_pod(claimed, "by-plugin")
     old, new, _ = _edit_without_room(claimed)
     assert claimed.deployments() == {old: 0, new: 1}, "no node has nvidia.com/gpu"
+
+
+# --- others that exchange their workers as well ---------------------------------------------------------------------
+
+
+def _two_on(world, **second: Any) -> None:
+    """`big` and `other` on one node, which they fill."""
+    world.add_node("a", product="NVIDIA-H200", memory_mib=143_771, gpus=2)
+    rollout = {"allowDowntime": True}
+    world.create({"model": MODEL, "rollout": rollout}, name="big")
+    world.create({"model": MODEL, "rollout": {**rollout, **second}}, name="other")
+    world.make_ready()
+    _onto_the_node(world)
+
+
+def _new_pods(world) -> list[dict[str, Any]]:
+    return [pod for pod in world.cluster.of(POD) if "nodeName" not in pod["spec"]]
+
+
+def _both_edited(world) -> None:
+    """Both have another plan; neither new pod finds room."""
+    for name in ("big", "other"):
+        world.edit(name, context={"maxModelLen": 4096})
+    for pod in _new_pods(world):
+        found = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+        replica_set = {"kind": "ReplicaSet", "name": f"{pod['metadata']['ownerReferences'][0]['name']}-5d", "uid": "x"}
+        owners = [*pod["metadata"]["ownerReferences"], replica_set]
+        world.cluster.change(
+            POD, pod["metadata"]["name"], lambda body, owners=owners: body["metadata"].update(ownerReferences=owners)
+        )
+        world.cluster.set_pod(pod, phase="Pending", conditions=[found])
+    world.settle()
+
+
+def _replicas(world, name: str) -> list[int]:
+    """Of its Deployments, the one that has served first."""
+    found = [each for each in world.cluster.of(DEPLOYMENT) if labels.label_of(each, labels.NAME) == name]
+    found.sort(key=lambda each: int(each["metadata"]["uid"].removeprefix("uid-")))
+    return [each["spec"]["replicas"] for each in found]
+
+
+def test_two_that_exchange_their_workers_do_not_wait_for_each_other(world) -> None:
+    _two_on(world)
+    _both_edited(world)
+    assert (_replicas(world, "big"), _replicas(world, "other")) == ([0, 1], [1, 1])
+    new = world.deployment(world.revision("big"))
+    (pod,) = world.cluster.pods_of(new)
+    world.cluster.change(POD, pod["metadata"]["name"], lambda body: body["spec"].update(nodeName="a"))
+    world.cluster.make_ready(new)
+    world.pass_time(16)
+    assert world.condition("Ready", "big") == ("True", "RolledOut")
+    assert _replicas(world, "other") == [0, 1]
+
+
+def test_one_that_would_keep_its_worker_too_takes_what_another_leaves(world) -> None:
+    _two_on(world, allowDowntime=False)
+    ready = _ready(world)
+    _both_edited(world)
+    world.pass_time(61)
+    assert (_replicas(world, "big"), _replicas(world, "other")) == ([1, 1], [1, 1])
+    assert _ready(world) == ready
+
+
+def test_a_pod_that_passes_for_such_a_worker_is_none(world) -> None:
+    _two_on(world)
+    ready = _ready(world)
+    forged = {labels.NAME: "other", labels.PLAN_HASH: "0123456789"}
+    _other_pod(world, "thief", namespace="ml")
+    world.cluster.change(POD, "thief", lambda body: body["metadata"].update(labels=forged))
+    _edit_without_room(world)
+    assert _replicas(world, "big") == [1, 1]
+    assert _ready(world) == ready
