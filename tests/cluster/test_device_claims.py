@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from kubernetes.aio.config import kube_config
 
 from localcluster.binaries import require_programs
 from localcluster.control_plane import ControlPlane, control_plane
@@ -172,6 +173,7 @@ def test_who_waits_for_the_claimed_gpus_is_seen_with_the_operators_rights(
     revision = _revision(document, _supply(plane))
     observed = Observed(model_serve=document, pods=(Pod.from_body(body),))
     monkeypatch.setenv("KUBECONFIG", str(plane.operator_kubeconfig))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.operator_kubeconfig))  # read at import
 
     async def rivals() -> tuple[str, ...]:
         async with ClusterKube(through_api_proxy=False) as kube:
