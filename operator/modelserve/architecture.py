@@ -16,6 +16,7 @@ from modelserve.errors import InvalidInput, UnsupportedModel
 
 MODEL_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
+EXPERT_WIDTH_MULTIPLE = 8  # grouped matrix products need rows of a multiple of 16 bytes: 8 bfloat16 elements
 MAX_PARAMETERS = 1 << 46  # byte counts of a larger model would not fit the resource's integers
 
 
@@ -78,6 +79,15 @@ class ModelArchitecture(BaseModel):
         ):
             if heads % kv:
                 raise ValueError(f"num_attention_heads {heads} is not a multiple of the {kv} key/value heads")
+        if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
+            raise ValueError(
+                f"vocab_size_per_layer_input {self.vocab_size_per_layer_input} is below vocab_size {self.vocab_size}: "
+                "some tokens would have no per-layer embedding"
+            )
+        if self.num_experts and self.hidden_size % EXPERT_WIDTH_MULTIPLE:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of {EXPERT_WIDTH_MULTIPLE}, as experts need"
+            )
         owners = {self.kind(i) for i in range(self.first_shared_layer)}
         for index in range(self.first_shared_layer, self.num_hidden_layers):
             if self.kind(index) not in owners:

@@ -5,6 +5,7 @@
       bandwidthGBps: 6000
       bfloat16TFLOPS: 1500
       computeCapability: "9.0"
+      architecture: arm64                  # optional: of the nodes' CPUs; as the product usually has them
       gpusPerNode: 8                       # optional: a pool that may grow from nothing
       nodeSelector: {cloud.example/gpu: h300}
 
@@ -22,7 +23,7 @@ from pydantic.alias_generators import to_camel
 from modelserve.api.schema_types import LabelKey, LabelValue, Product
 from modelserve.bounded_yaml import load_document
 from modelserve.errors import InvalidInput
-from modelserve.hardware import CPU_PRODUCT, PCIE_LINK, Accelerator, visible_bytes
+from modelserve.hardware import ARCH_LABEL, CPU_PRODUCT, PCIE_LINK, Accelerator, usual_architecture, visible_bytes
 from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.pinning import pinned_terms
 
@@ -42,6 +43,9 @@ class CatalogueEntry(BaseModel):
     flops: float = Field(alias="bfloat16TFLOPS", gt=0, le=1e6)
     link: float | None = Field(default=None, alias="linkGBps", gt=0, le=1e5, description="To the other GPUs, one way.")
     compute_capability: str = Field(pattern=r"^[0-9]{1,2}\.[0-9]$")
+    architecture: str | None = Field(
+        default=None, pattern=r"^[a-z0-9]{1,16}$", description="Of the CPUs of its nodes, as kubernetes.io/arch has it."
+    )
     gpus_per_node: int | None = Field(default=None, ge=1, le=64)
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=16)
 
@@ -54,15 +58,16 @@ def user_catalogue(data: Mapping[str, str]) -> dict[str, Accelerator]:
 def declared_pools(data: Mapping[str, str]) -> tuple[AcceleratorOffer, ...]:
     """Pools that the entries with `gpusPerNode` declare: they may be empty now. Raises as `user_catalogue`."""
     return tuple(
-        AcceleratorOffer(
-            _accelerator(product, entry),
-            entry.gpus_per_node,
-            pinned_terms(sorted(entry.node_selector.items()), product=product),
-            declared=True,
-        )
+        _declared(_accelerator(product, entry), entry, entry.gpus_per_node)
         for product, entry in _entries(data).items()
         if entry.gpus_per_node
     )
+
+
+def _declared(accelerator: Accelerator, entry: CatalogueEntry, count: int) -> AcceleratorOffer:
+    known = sorted(entry.node_selector.items())
+    terms = pinned_terms(known, product=accelerator.product, architecture=accelerator.architecture)
+    return AcceleratorOffer(accelerator, count, terms, declared=True)
 
 
 def _entries(data: Mapping[str, str]) -> dict[str, CatalogueEntry]:
@@ -109,4 +114,5 @@ def _accelerator(product: str, entry: CatalogueEntry) -> Accelerator:
         flops=entry.flops * 1e12,
         compute_capability=(int(major), int(minor)),
         link=entry.link * 1e9 if entry.link else PCIE_LINK,
+        architecture=entry.architecture or entry.node_selector.get(ARCH_LABEL) or usual_architecture(product),
     )

@@ -7,6 +7,7 @@ and the T4's is float16, since it has no bfloat16 units. A product that is not l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,14 @@ _THREADS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 1536, (8, 9): 1536, (9, 0): 2048
 MOST_THREADS = max(_THREADS.values())
 
 _PCIE_ALONE = ((7, 5), (8, 6), (8, 7), (8, 9), (12, 0), (12, 1))  # capabilities that no part with NVLink has
+ARCH_LABEL = "kubernetes.io/arch"  # kubelets, clouds and Karpenter set it
+AMD64, ARM64 = "amd64", "arm64"  # as it names them
+# Images of the worker are built for these where nobody says otherwise.
+IMAGE_ARCHITECTURES = (AMD64,)
+# Ranks pass steps through shared memory in the order of stores that these keep: the planner refuses several GPUs a
+# replica elsewhere, and so does the worker.
+RANK_ARCHITECTURES = (AMD64,)
+_GRACE = re.compile(r"NVIDIA-G[BH][0-9]")  # GPUs that are one module with Arm cores: GH200, GB200, GB300, GB10
 
 PCIE_LINK = 25e9  # bytes/s that PCIe 4.0 x16 reaches; NVLink figures are the datasheets', one way
 
@@ -39,6 +48,7 @@ class Accelerator:
     compute_capability: tuple[int, int]
     link: float = PCIE_LINK  # bytes/s to the other GPUs of a node, one way
     multiprocessors: int = 0  # 0: not known
+    architecture: str = AMD64  # of the CPUs of its nodes, as kubernetes.io/arch names it; "": any
 
     @property
     def is_cpu(self) -> bool:
@@ -51,6 +61,11 @@ class Accelerator:
         of_capability = [each for each in _PRODUCTS if each.compute_capability == self.compute_capability]
         most = max(each.multiprocessors for each in of_capability or _PRODUCTS)
         return (self.multiprocessors or most) * _THREADS.get(self.compute_capability, MOST_THREADS)
+
+
+def usual_architecture(product: str) -> str:
+    """Of the CPUs that a GPU product comes with, where no node says it."""
+    return ARM64 if _GRACE.match(product) else AMD64
 
 
 def visible_bytes(memory_mib: int) -> int:
@@ -82,6 +97,7 @@ def _gpu(
         compute_capability=(int(major), int(minor)),
         link=nvlink * 1e9 or PCIE_LINK,
         multiprocessors=multiprocessors,
+        architecture=usual_architecture(product),
     )
 
 
@@ -112,7 +128,9 @@ _PRODUCTS = (
     _gpu("NVIDIA-B200", 183_359, 8000, 2250, "10.0", 148, nvlink=900),
 )
 # Two channels of DDR4 and eight AVX2 cores: only the order of magnitude matters, to explain that decode is slow.
-CPU = Accelerator(CPU_PRODUCT, memory_mib=0, visible_bytes=0, bandwidth=40e9, flops=0.5e12, compute_capability=(0, 0))
+CPU = Accelerator(
+    CPU_PRODUCT, memory_mib=0, visible_bytes=0, bandwidth=40e9, flops=0.5e12, compute_capability=(0, 0), architecture=""
+)
 CATALOGUE = {record.product: record for record in (*_PRODUCTS, CPU)}
 
 
@@ -155,4 +173,5 @@ def accelerator_from_labels(
         memory_mib=memory_mib,
         visible_bytes=visible_bytes(memory_mib),
         compute_capability=compute_capability or (known.compute_capability if known else (0, 0)),
+        architecture=known.architecture if known else usual_architecture(product),
     )

@@ -24,6 +24,7 @@ class TerminationReason(StrEnum):
     InsufficientMemory = "InsufficientMemory"  # the pool is below what minModelLen needs
     InvalidEngineArgs = "InvalidEngineArgs"  # the EngineArgs file or a flag is wrong
     AcceleratorMismatch = "AcceleratorMismatch"  # asked for CUDA, or for a KV dtype, that this device lacks
+    UnsupportedArchitecture = "UnsupportedArchitecture"  # the CPUs run no replica of so many ranks
     KernelsUnavailable = "KernelsUnavailable"  # a kernel is in no cache, and there is no C compiler to build it with
     ModelUnavailable = "ModelUnavailable"  # the Hub has no such repository or revision, or the token no access to it
     ModelCommitGone = "ModelCommitGone"  # the Hub no longer has the commit that the model was resolved to

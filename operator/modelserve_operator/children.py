@@ -134,6 +134,7 @@ class Children:
                 image=spec.image or self._settings.worker_image,
                 pull_policy=self._settings.image_pull_policy,
                 pull_secrets=self._settings.image_pull_secrets,
+                architectures=self._settings.worker_architectures,
                 user_id=self._settings.pod_user_id,
                 attempts=attempts(running) + 1 if running is not None and again else 1,
             )

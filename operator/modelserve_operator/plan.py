@@ -205,6 +205,7 @@ def _planned(decision: Decision, observed: Observed, settings: Settings) -> Deci
             observed.supply,
             committed=committed_last(known) or before,
             assistant=decision.assistant,
+            image_architectures=settings.worker_architectures,
         )
     except InvalidInput as error:
         return _refused(Finding(False, Reason.INVALID_SPEC, str(error)))

@@ -16,6 +16,7 @@ from modelserve.api import Candidate, ModelServeSpec, PlanStatus
 from modelserve.api.plan_policy import ReplanSpec
 from modelserve.planning import AcceleratorOffer, plan_hash
 from modelserve.planning.changes import cost_per_hour, placed_on, plan_changes
+from modelserve.planning.pinning import besides_architecture
 from modelserve_operator import labels
 from modelserve_operator.approval import names
 from modelserve_operator.observed import Observed
@@ -145,7 +146,9 @@ def _serves_alone(committed: Revision, running: Mapping[str, RunningRevision], o
 def same_plan(one: Revision, other: Revision, spec: ModelServeSpec) -> bool:
     """Whether two revisions run the same plan in the same places, whatever the release and the image of the worker."""
     hashes = {plan_hash(each.plan, spec, engine_version="") for each in (one, other)}
-    return len(hashes) == 1 and one.plan.node_selector_terms == other.plan.node_selector_terms
+    return len(hashes) == 1 and (
+        besides_architecture(one.plan.node_selector_terms) == besides_architecture(other.plan.node_selector_terms)
+    )
 
 
 _MEASURE = {

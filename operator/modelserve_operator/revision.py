@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from modelserve.api import PlanStatus
 from modelserve.api.unknown_fields import without_unknown
+from modelserve.planning.pinning import besides_architecture
 from modelserve_operator import labels
 from modelserve_operator.spec_inputs import SpecInputs, inputs_of_any_release
 
@@ -122,7 +123,7 @@ class Revision:
     def runs(self) -> tuple[Any, ...]:
         """What another revision of the same spec would have to differ in to be worth a proposal."""
         secrets = (self.template.get("spec") or {}).get("imagePullSecrets") or []
-        return self.plan.hash, self.plan.node_selector_terms, self.worker.image, _json(secrets)
+        return self.plan.hash, besides_architecture(self.plan.node_selector_terms), self.worker.image, _json(secrets)
 
     def to_data(self, name: str) -> dict[str, Any]:
         """`data` of the ControllerRevision NAME-HASH."""

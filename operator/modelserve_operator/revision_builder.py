@@ -13,6 +13,7 @@ from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
 from modelserve.api.spec import WorkerPolicy
 from modelserve.api.status import SpeedFactors
 from modelserve.engine_args import in_dialect
+from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.declared_pools import declared_offers, named_offers
@@ -41,6 +42,7 @@ def plan_for(
     *,
     committed: Revision | None = None,
     assistant: AssistantFacts | None = None,
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> PlanStatus:
     """Plan on the pools that exist and those that are declared; where none fits, also on products that the spec names.
 
@@ -57,11 +59,11 @@ def plan_for(
     speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(learned())
     # Names tell which pairs belong together, and what is known of them.
     paired = (spec.model.uri, assistant, tuple(acceptance.items())) if spec.drafter is not None else None
-    key = (read_by_planner(spec), facts, speed, supply.learned.view, paired)
+    key = (read_by_planner(spec), facts, speed, supply.learned.view, paired, image_architectures)
     sized = offered.plans.get(key)
     if sized is None:
         counted = replace(learned(), speed=speed, acceptance=acceptance)
-        sized = _plan(spec, facts, supply, offered.offers, counted, assistant)
+        sized = _plan(spec, facts, supply, offered.offers, counted, assistant, image_architectures)
         offered.keep(key, sized)
     return (
         sized.model_copy(update={"hash": plan_hash(sized, spec, engine_version=ENGINE_VERSION)})
@@ -92,8 +94,12 @@ def _plan(
     there: tuple[AcceleratorOffer, ...],
     learned: Learned,
     assistant: AssistantFacts | None,
+    image_architectures: tuple[str, ...],
 ) -> PlanStatus:
-    planned = partial(plan, spec, facts.architecture, learned=learned, weight_format=facts.format, assistant=assistant)
+    planned = partial(
+        plan, spec, facts.architecture, learned=learned, weight_format=facts.format, assistant=assistant,
+        image_architectures=image_architectures,
+    )  # fmt: skip
     result = planned(there)
     named = [] if result.fits else named_offers(spec, supply.catalogue.accelerators, there)
     if not named:

@@ -14,6 +14,7 @@ from modelserve import __version__
 from modelserve.api.schema_types import LabelKey, LabelValue
 from modelserve.api.spec import WorkerPolicy
 from modelserve.errors import InvalidInput
+from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve_operator.allowed import ANY, AllowRule
 from modelserve_operator.inventory import PassingTaints
 
@@ -21,6 +22,7 @@ PREFIX = "MODELSERVE_"
 DEFAULT_NAMESPACE = "modelserve-system"
 
 TaintKey = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9._/-]+$")]
+Architecture = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{1,16}$")]
 
 
 class WorkerAccess(StrEnum):
@@ -45,6 +47,12 @@ class Settings(BaseModel):
 
     worker_image: str = Field(
         default=f"modelserve-worker:{__version__}", min_length=1, description="Image of the pods."
+    )
+    worker_architectures: tuple[Architecture, ...] = Field(
+        default=IMAGE_ARCHITECTURES,
+        min_length=1,
+        max_length=8,
+        description="Comma-separated CPUs that the pods' images are built for, as kubernetes.io/arch names them.",
     )
     image_pull_policy: str = Field(default="IfNotPresent", pattern="^(Always|IfNotPresent|Never)$")
     image_pull_secrets: tuple[str, ...] = Field(
@@ -139,8 +147,11 @@ class WebhookSettings(Settings):
 
 
 _LISTS = frozenset(
-    {"watch_namespaces", "image_pull_secrets", "learn_for_all", "webhook_hosts", "startup_taints", "leaving_taints"}
-)
+    {
+        "worker_architectures", "watch_namespaces", "image_pull_secrets", "learn_for_all", "webhook_hosts",
+        "startup_taints", "leaving_taints",
+    }
+)  # fmt: skip
 _OBJECTS = frozenset({"child_labels", "child_annotations", "allowed"})
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

@@ -53,7 +53,7 @@ def _catalogue(world, labels: dict[str, str] = WATCHED_LABEL, **entries: Any) ->
     world.settle()
 
 
-PRODUCT = "nvidia.com/gpu.product"
+PRODUCT, ARCH = "nvidia.com/gpu.product", "kubernetes.io/arch"
 
 
 @pytest.mark.parametrize("status", [404, 403])
@@ -78,7 +78,7 @@ def test_a_node_pool_is_planned_before_it_has_a_node(world) -> None:
     _add(world, _node_pool())
     plan = world.status("big")["plan"]
     assert plan["accelerator"] == "NVIDIA-H200"
-    known = {GPU_NAME: ["h200"], "karpenter.sh/nodepool": ["gpu"]}
+    known = {GPU_NAME: ["h200"], "karpenter.sh/nodepool": ["gpu"], ARCH: ["amd64"]}
     assert _terms(world) == [known | {PRODUCT: None}, known | {PRODUCT: ["NVIDIA-H200"]}], "it can grow, and is pinned"
     (deployment,) = world.cluster.of(DEPLOYMENT)
     (pod,) = world.cluster.pods_of(deployment)
@@ -148,7 +148,7 @@ def test_an_entry_of_the_catalogue_names_new_nodes_and_may_declare_a_pool(world)
     _catalogue(world, **{"NVIDIA-H300": {**H300, "gpusPerNode": 8, "nodeSelector": {"cloud.example/gpu": "h300"}}})
     plan = world.status("big")["plan"]
     assert plan["accelerator"] == "NVIDIA-H300"
-    known = {"cloud.example/gpu": ["h300"]}
+    known = {"cloud.example/gpu": ["h300"], ARCH: ["amd64"]}
     assert _terms(world) == [known | {PRODUCT: None}, known | {PRODUCT: ["NVIDIA-H300"]}]
     assert world.condition("Planned", "big") == ("True", "PlanCommitted")
     world.restart_operator()

@@ -142,8 +142,20 @@ def test_the_cpu_gets_the_memory_that_was_planned_and_no_gpu(tiny_facts: ModelFa
         "requests": {"cpu": "1", "memory": str(3 << 30)},
         "limits": {"cpu": "4", "memory": str(3 << 30)},
     }
-    assert "affinity" not in pod
     assert "tolerations" not in pod
+
+
+def test_pods_of_the_worker_s_image_run_where_it_is_built_for(tiny_facts: ModelFacts) -> None:
+    """A worker on the CPU and the Job that inspects: in a mixed cluster they would end in an exec format error."""
+    spec = _spec()
+    (job,) = [inspect_job(
+        OWNER, spec, source=model_source(spec), image="i", pull_policy="Always", user_id=1,
+        architectures=("amd64", "arm64"),
+    )]  # fmt: skip
+    runs = [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]
+    for pod, values in ((_pod(spec, tiny_facts), ["amd64"]), (job["spec"]["template"]["spec"], ["amd64", "arm64"])):
+        required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert required == {"nodeSelectorTerms": [{"matchExpressions": [{**runs[0], "values": values}]}]}
 
 
 def test_tensor_parallel_pods_get_shared_memory_and_tolerate_the_gpu_taint(tiny_facts: ModelFacts) -> None:

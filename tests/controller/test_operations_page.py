@@ -15,6 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 IN_WORDS = {
     "worker_image",
+    "worker_architectures",
     "watch_namespaces",
     "learn_for_all",
     "allowed",

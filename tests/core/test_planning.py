@@ -465,3 +465,26 @@ def test_wishes_read_the_whole_spec() -> None:
         output_tokens=2,
         concurrency=3,
     )
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "refused"),
+    [
+        ((13, 0), "bfloat16", True),
+        ((8, 1), "bfloat16", True),
+        ((10, 3), "bfloat16", False),
+        ((13, 0), "float32", False),
+        ((0, 0), "bfloat16", False),
+    ],
+)
+def test_a_gpu_that_no_kernels_have_tiles_for_is_refused(
+    capability: tuple[int, int], dtype: str, refused: bool
+) -> None:
+    """The worker ends there, for good; a model in float32 needs no kernels, and of what no label says nobody knows."""
+    architecture = _architecture("hf://google/gemma-4-E2B-it").model_copy(update={"dtype": dtype})
+    gpu = replace(CATALOGUE["NVIDIA-H200"], product="NVIDIA-Next", compute_capability=capability)
+    result = evaluate(Wishes(), architecture, gpu, gpus=1)
+    assert isinstance(result, Refusal) is refused
+    if isinstance(result, Refusal):
+        assert result.limited_by == "ComputeCapability"
+        assert "no kernels for compute capability" in result.message

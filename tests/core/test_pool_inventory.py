@@ -32,7 +32,7 @@ def _one(node: dict[str, Any]) -> AcceleratorOffer:
     return offer
 
 
-PRODUCT = "nvidia.com/gpu.product"
+PRODUCT, ARCH = "nvidia.com/gpu.product", "kubernetes.io/arch"
 
 
 def _selected(offer: AcceleratorOffer) -> dict[str, str]:
@@ -297,12 +297,13 @@ def test_a_node_pool_declares_what_it_may_bring() -> None:
     assert [(o.accelerator.product, o.count, o.declared) for o in offers] == [
         ("NVIDIA-L4", 4, True), ("NVIDIA-L40S", 4, True),
     ]  # fmt: skip
-    assert _selected(offers[0]) == {f"{KARPENTER}-name": "l4", "karpenter.sh/nodepool": "gpus"}
+    named = {f"{KARPENTER}-name": "l4", "karpenter.sh/nodepool": "gpus", ARCH: "amd64"}
+    assert _selected(offers[0]) == named
     assert offers[0].taints == ("gpu:NoSchedule",)
     spec, architecture = _gemma()
     terms = plan(spec, architecture, offers).node_selector_terms
     assert terms
-    assert {e.key for e in terms[0].match_expressions} == {f"{KARPENTER}-name", "karpenter.sh/nodepool", PRODUCT}
+    assert {e.key for e in terms[0].match_expressions} == {*named, PRODUCT}
 
 
 @pytest.mark.parametrize(
@@ -373,7 +374,7 @@ def test_users_add_products() -> None:
     assert made["NVIDIA-H300"].bandwidth == 6e12
     assert made["NVIDIA-H200"].visible_bytes == 150_000 << 20
     (pool,) = declared_pools({"NVIDIA-H300": ENTRY + "gpusPerNode: 8\nnodeSelector: {cloud.example/gpu: h300}"})
-    assert (pool.count, pool.declared, _selected(pool)) == (8, True, {"cloud.example/gpu": "h300"})
+    assert (pool.count, pool.declared, _selected(pool)) == (8, True, {"cloud.example/gpu": "h300", ARCH: "amd64"})
     labels = {"nvidia.com/gpu.product": "NVIDIA-H300", "nvidia.com/gpu.count": "1"}
     assert offers_from_nodes([_node(labels)], {**CATALOGUE, **made})[0].accelerator == made["NVIDIA-H300"]
 

@@ -42,7 +42,6 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     from modelserve_worker.engine.engine import Engine
     from modelserve_worker.engine.event_publisher import event_publisher
     from modelserve_worker.engine.plan_report import plan_report
-    from modelserve_worker.execution.accelerator_check import AcceleratorMismatch
     from modelserve_worker.execution.memory import InsufficientMemory
     from modelserve_worker.execution.ranks import launch
     from modelserve_worker.scheduling.admission import SchedulerLimits
@@ -56,10 +55,8 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     beside_loading.shutdown(wait=False)
     try:
         replica = launch(args, progress=progress, compilers=compilers)
-    except AcceleratorMismatch as error:
-        raise TerminalError(TerminationReason.AcceleratorMismatch, str(error)) from error
     except InvalidInput as error:
-        raise TerminalError.of_checkpoint(error) from error
+        raise TerminalError.of_input(error) from error
     except DoesNotFit as error:
         raise TerminalError(
             TerminationReason.InsufficientMemory,
@@ -114,7 +111,11 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         },
         stats=scheduler.stats(),
     )
-    return BuiltEngine(Engine(scheduler, replica.runner, grammars.result()), ready)
+    try:
+        compiler = grammars.result()
+    except InvalidInput as error:
+        raise TerminalError.of_checkpoint(error) from error
+    return BuiltEngine(Engine(scheduler, replica.runner, compiler), ready)
 
 
 def _planned_speed(args: EngineArgs, replica: LaunchedReplica) -> RankSpeed | None:

@@ -28,6 +28,13 @@ class TerminalError(Exception):
         self.measured = dict(measured or {})
 
     @classmethod
+    def of_input(cls, error: InvalidInput) -> TerminalError:
+        """What a fault that a start met means for the worker: by the reason that the error has, and of an error that
+        has none, the settings are at fault."""
+        reason = getattr(error, "reason", TerminationReason.InvalidEngineArgs)
+        return cls(TerminationReason.UnsupportedModel if isinstance(error, UnsupportedModel) else reason, str(error))
+
+    @classmethod
     def of_checkpoint(cls, error: InvalidInput) -> TerminalError:
         """What a fault that was found while a checkpoint was read means for the worker."""
         unsupported = isinstance(error, UnsupportedModel)

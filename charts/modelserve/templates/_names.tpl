@@ -90,6 +90,8 @@ imagePullSecrets:
 {{- define "modelserve.planSettings" -}}
 - name: MODELSERVE_WORKER_IMAGE
   value: {{ include "modelserve.image" (list .Values.worker.image .Chart) | quote }}
+- name: MODELSERVE_WORKER_ARCHITECTURES
+  value: {{ join "," .Values.worker.image.architectures | quote }}
 - name: MODELSERVE_IMAGE_PULL_POLICY
   value: {{ .Values.worker.image.pullPolicy }}
 - name: MODELSERVE_WORKER_POLICY

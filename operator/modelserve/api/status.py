@@ -41,6 +41,7 @@ LimitedBy = Literal[
     "TensorParallel",
     "GPUsPerNode",
     "ComputeCapability",
+    "Architecture",
     "Layout",
     "Dtype",
     "Concurrency",

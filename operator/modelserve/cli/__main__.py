@@ -12,6 +12,7 @@ from modelserve import __version__
 from modelserve.cli.plan_command import EXIT_BAD_INPUT, PlanOptions, run_plan
 from modelserve.crd import crd_yaml
 from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.inspection import inspect_assistant, inspect_checkpoint
 from modelserve.termination import (
     MESSAGE_LIMIT_BYTES,
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     pool=arguments.pool,
                     assume=tuple(arguments.assume),
                     plot=arguments.plot,
+                    image_architectures=tuple(arguments.image_architecture) or IMAGE_ARCHITECTURES,
                     every=arguments.all,
                 )
             )
@@ -116,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--all", action="store_true", help="without --accelerator: every candidate, not only the best of each product"
     )
+    plan.add_argument(
+        "--image-architecture", action="append", default=[], metavar="ARCH",
+        help="CPUs that the worker's image is built for (amd64), as kubernetes.io/arch names them; may be repeated",
+    )  # fmt: skip
     plan.add_argument("--plot", metavar="FILE.png", help="draw concurrency against context (needs modelserve[plot])")
     inspect = commands.add_parser("inspect", help="print geometry, size and format of a checkpoint as JSON")
     inspect.add_argument("directory", help="directory with config.json and safetensors files")

@@ -26,6 +26,7 @@ from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves, planned_output
 from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
 from modelserve.errors import InvalidInput
+from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
 from modelserve.planning.changes import placed_on, plan_changes
 
@@ -112,7 +113,8 @@ def _plan(arguments: argparse.Namespace) -> Iterable[str]:
     kubectl = Kubectl(tuple(_flags(arguments)))
     bodies = _bodies(kubectl, arguments)
     serves = [_parsed(body, of_file=arguments.file is not None) for body in bodies]
-    options = PlanOptions(file="", output=arguments.output, every=arguments.all)
+    built = tuple(arguments.image_architecture) or IMAGE_ARCHITECTURES
+    options = PlanOptions(file="", output=arguments.output, every=arguments.all, image_architectures=built)
     try:
         nodes = kubectl.items("nodes")
     except ClusterError as error:
@@ -229,6 +231,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("-f", "--file", help="YAML file with ModelServes, - for standard input")
     plan.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="form of the output")
     plan.add_argument("--all", action="store_true", help="every candidate, not only the best of each product")
+    plan.add_argument(
+        "--image-architecture", action="append", default=[], metavar="ARCH",
+        help="CPUs that the worker's image is built for (amd64), as kubernetes.io/arch names them; may be repeated",
+    )  # fmt: skip
     plan.add_argument("--operator-namespace", default="modelserve-system", help="where its catalogue is")
     plan.add_argument("-n", "--namespace", help="as of kubectl")
     plan.add_argument("--context", help="as of kubectl")

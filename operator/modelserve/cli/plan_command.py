@@ -27,6 +27,7 @@ from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_n
 from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.cli.plot import plot_concurrency
 from modelserve.errors import InvalidInput
+from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.inspection import inspect_assistant, read_architecture, read_weight_format
 from modelserve.model_facts import AssistantFacts, ModelFacts
 from modelserve.planning.drafts import DRAFTER_FIELD, named_assistant
@@ -50,6 +51,7 @@ class _Sized(TypedDict):
     learned: Learned
     weight_format: WeightFormat
     assistant: AssistantFacts | None
+    image_architectures: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class PlanOptions:
     compare: str | None = None  # vllm or vllm:VERSION
     pool: str | None = None  # a quantity that takes the place of the planned pool in the comparison
     assume: tuple[str, ...] = ()  # TERM=QUANTITY
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES  # CPUs that the worker's image is built for
     plot: str | None = None  # PNG file of concurrency against context
     every: bool = False  # in the table: all candidates, where no accelerator is named
 
@@ -153,7 +156,12 @@ def _planned(
 ) -> PlannedServe:
     spec = serve.spec
     architecture, stored = _model(spec, inspected)
-    sized: _Sized = {"learned": assumed, "weight_format": stored, "assistant": _assistant(spec, assistants)}
+    sized: _Sized = {
+        "learned": assumed,
+        "weight_format": stored,
+        "assistant": _assistant(spec, assistants),
+        "image_architectures": options.image_architectures,
+    }
     offers = where.offers(spec)
     made = plan(spec, architecture, offers, **sized)
     if not made.fits and (trusted := where.on_trust(spec, offers)):

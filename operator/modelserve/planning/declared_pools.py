@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from modelserve.api.spec import ModelServeSpec
-from modelserve.hardware import CPU_PRODUCT, Accelerator
+from modelserve.hardware import ARCH_LABEL, CPU_PRODUCT, Accelerator
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import HOSTNAME_LABEL, gpu_tolerations, lasting_taints, node_selector
 from modelserve.planning.node_pools import offers_from_node_pool, requirements, stated_values
-from modelserve.planning.offers import AcceleratorOffer
+from modelserve.planning.offers import AcceleratorOffer, on_nodes
 from modelserve.planning.pinning import trusted_terms
 from modelserve.planning.wishes import MAX_GPUS_PER_REPLICA
 
@@ -38,7 +38,8 @@ def declared_offers(
     for body in node_pools:
         if _accepts(body, selector=selector, tolerations=tolerations):
             offers += offers_from_node_pool(body, catalogue)
-    return offers
+    cpus = selector.get(ARCH_LABEL)
+    return [offer for offer in offers if cpus in (None, offer.accelerator.architecture)]
 
 
 def named_offers(
@@ -49,10 +50,14 @@ def named_offers(
         return []
     present = {offer.accelerator.product for offer in existing}
     count = spec.accelerators.max_per_replica or MAX_GPUS_PER_REPLICA
-    return [
-        AcceleratorOffer(catalogue[product], count, trusted_terms(product), declared=True)
+    selector = node_selector(spec)
+    found = (
+        on_nodes(catalogue[product], selector)
         for product in spec.accelerators.products
         if product in catalogue and product not in present and product != CPU_PRODUCT
+    )
+    return [
+        AcceleratorOffer(each, count, trusted_terms(each.product, each.architecture), declared=True) for each in found
     ]
 
 

@@ -8,11 +8,19 @@ from functools import lru_cache, partial
 
 from modelserve.api.status import LimitedBy
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY, LEAST_CAPABILITY, Accelerator
+from modelserve.hardware import (
+    BFLOAT16_CAPABILITY,
+    FP8_E4M3_CAPABILITY,
+    LEAST_CAPABILITY,
+    RANK_ARCHITECTURES,
+    Accelerator,
+)
 from modelserve.planning.learned import no_terms
 from modelserve.planning.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.assistant import ranks_problem
+from modelserve.sizing.backends.generations import UnknownGenerationError, generation_of
+from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
 from modelserve.sizing.rank_settings import RankSettings
@@ -244,6 +252,9 @@ def _unservable(
         return "TensorParallel", problem
     if wishes.kv_layout is KVCacheLayout.V_ONLY and not architecture.attention_k_eq_v:
         return "Layout", "kvCache.layout v_only needs a model that derives K from V; this model stores both"
+    problem = architecture_problem(wishes, accelerator, tensor_parallel)
+    if problem:
+        return "Architecture", problem
     if accelerator.is_cpu:
         return _one_rank_only(wishes)
     capability = accelerator.compute_capability
@@ -253,9 +264,31 @@ def _unservable(
         return "ComputeCapability", f"compute capability {shown} is below 7.5, the least that the engine runs on"
     if known and architecture.dtype == "bfloat16" and capability < BFLOAT16_CAPABILITY:
         return "ComputeCapability", f"bfloat16, the model's dtype, needs compute capability 8.0; this has {shown}"
+    if known and takes_model(architecture):
+        try:
+            generation_of(10 * capability[0] + capability[1])
+        except UnknownGenerationError as error:
+            return "ComputeCapability", str(error)
     if wishes.kv_dtype is KVCacheDtype.FP8_E4M3 and capability < FP8_E4M3_CAPABILITY:
         has = f"this accelerator has {shown}" if known else f"no label {' or '.join(COMPUTE_LABELS)} says what this has"
         return "ComputeCapability", f"fp8_e4m3 needs compute capability 8.9; {has}"
+    return None
+
+
+def architecture_problem(wishes: Wishes, accelerator: Accelerator, tensor_parallel: int) -> str | None:
+    """Why the CPUs of the accelerator's nodes run no worker, or none of so many ranks."""
+    cpus = accelerator.architecture
+    if not cpus:
+        return None
+    if cpus not in wishes.image_architectures:
+        built = " and ".join(wishes.image_architectures)
+        return f"its nodes have {cpus} CPUs, which the worker's image is not built for; it is for {built}"
+    if tensor_parallel > 1 and cpus not in RANK_ARCHITECTURES:
+        order = " and ".join(RANK_ARCHITECTURES)
+        return (
+            f"its nodes have {cpus} CPUs, where a replica has one GPU; {tensor_parallel} would pass steps on through "
+            f"shared memory in the order of stores that only {order} keeps"
+        )
     return None
 
 

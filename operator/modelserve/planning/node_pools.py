@@ -2,15 +2,17 @@
 
 Read are `In`, `Gt` and `Lt` requirements, and template labels, that name GPUs: instance-gpu-name, instance-gpu-count
 and instance-gpu-memory under karpenter.k8s.aws or eks.amazonaws.com, cloud.google.com/gke-accelerator, and
-nvidia.com/gpu.product. A NodePool that does not name its GPUs declares nothing: what it would bring is not known.
+nvidia.com/gpu.product, and kubernetes.io/arch, which names their CPUs; where nothing does, they are those that the GPU
+usually comes with. A NodePool that does not name its GPUs declares nothing: what it would bring is not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from modelserve.hardware import CATALOGUE, GPU_RESOURCE, Accelerator
+from modelserve.hardware import AMD64, ARCH_LABEL, ARM64, CATALOGUE, GPU_RESOURCE, Accelerator
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import lasting_taints
 from modelserve.planning.node_labels import (
@@ -45,20 +47,35 @@ def offers_from_node_pool(
     if any(str(limits.get(resource)) == "0" for resource in ("cpu", "memory", GPU_RESOURCE)):
         return ()  # switched off: it brings no node
     limit = whole(limits.get(GPU_RESOURCE))
-    found: dict[str, AcceleratorOffer] = {}
+    named = stated_architectures(stated, labels)
+    found: dict[tuple[str, str], AcceleratorOffer] = {}
     for product, key, value in _named_products(stated, labels):
         accelerator = catalogue.get(product)
-        if accelerator is None or product in found:
+        if accelerator is None or any(known == product for known, _ in found):
             continue
         pairs = [(key, value), *([(NODE_POOL_LABEL, name)] if name else [])]
-        found[product] = AcceleratorOffer(
-            accelerator,
-            min(count, limit) if limit else count,
-            pinned_terms(pairs, product=product),
-            declared=True,
-            taints=tuple(map(str, lasting_taints(spec))),
-        )
-    return tuple(found[product] for product in sorted(found))
+        for cpus in named or (accelerator.architecture,):
+            found[product, cpus] = AcceleratorOffer(
+                replace(accelerator, architecture=cpus),
+                min(count, limit) if limit else count,
+                pinned_terms(pairs, product=product, architecture=cpus),
+                declared=True,
+                taints=tuple(map(str, lasting_taints(spec))),
+            )
+    return tuple(found[key] for key in sorted(found))
+
+
+def stated_architectures(stated: list[dict[str, Any]], labels: Mapping[str, Any]) -> tuple[str, ...]:
+    """CPUs of the nodes that a pool brings, by its template's label or requirement; none where it leaves them open."""
+    if labels.get(ARCH_LABEL):
+        return (str(labels[ARCH_LABEL]),)
+    open_to = [AMD64, ARM64]
+    for each in stated:
+        if each.get("key") == ARCH_LABEL and each.get("operator", "In") in ("In", "NotIn"):
+            values, wanted = stated_values(each), each.get("operator", "In") == "In"
+            open_to = values if wanted else [cpus for cpus in open_to if cpus not in values]
+            return tuple(dict.fromkeys(open_to))
+    return ()
 
 
 def _named_products(requirements: list[dict[str, Any]], labels: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from modelserve.api.schema_types import LABEL_KEY_PATTERN, LABEL_VALUE_PATTERN
 from modelserve.api.status import NodeSelectorTerm
-from modelserve.hardware import CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
+from modelserve.hardware import ARCH_LABEL, CATALOGUE, CPU, GPU_RESOURCE, Accelerator, accelerator_from_labels
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import lasting_taints
 from modelserve.planning.host_capacity import UNKNOWN, HostCapacity, host_capacity, largest
@@ -78,11 +78,11 @@ def offers_from_nodes(
         allocatable = mapping(mapping(node.get("status")).get("allocatable"))
         taints = tuple(map(str, lasting_taints(node.get("spec"))))
         for gpus in node_gpus(labels, allocatable):
-            accelerator = _accelerator(gpus, catalogue)
-            if accelerator is None or not gpus.count:
+            made = _accelerator(gpus, catalogue)
+            if made is None or not gpus.count:
                 continue
             offer = AcceleratorOffer(
-                accelerator,
+                on_nodes(made, labels),
                 gpus.count,
                 _terms(gpus, labels, catalogue),
                 gpus.resource_name,
@@ -92,6 +92,12 @@ def offers_from_nodes(
             found.setdefault(offer, []).append(host_capacity(allocatable))
     offers = (replace(offer, host=largest(hosts)) for offer, hosts in found.items())
     return tuple(sorted(offers, key=lambda offer: (offer.accelerator.product, offer.count, str(offer))))
+
+
+def on_nodes(accelerator: Accelerator, labels: Mapping[str, str]) -> Accelerator:
+    """It, beside the CPUs that the labels of its nodes name; where they name none, those that it usually has."""
+    named = labels.get(ARCH_LABEL) or accelerator.architecture
+    return accelerator if named == accelerator.architecture else replace(accelerator, architecture=named)
 
 
 def _accelerator(gpus: NodeGpus, catalogue: Mapping[str, Accelerator]) -> Accelerator | None:
@@ -126,7 +132,7 @@ def _terms(
     product = labels.get(PRODUCT_LABEL)
     if product is None and gpus.product.split("-MIG-")[0] in catalogue:
         product = gpus.product
-    return pinned_terms(known, product=product, resource_name=gpus.resource_name)
+    return pinned_terms(known, product=product, architecture=labels.get(ARCH_LABEL), resource_name=gpus.resource_name)
 
 
 def _labels(value: object) -> dict[str, str]:

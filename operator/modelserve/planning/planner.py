@@ -9,16 +9,17 @@ from decimal import Decimal
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
 from modelserve.architecture import ModelArchitecture
-from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, Accelerator
+from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, IMAGE_ARCHITECTURES, Accelerator
 from modelserve.model_facts import AssistantFacts
 from modelserve.planning import report
+from modelserve.planning.eligibility import node_selector
 from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal
 from modelserve.planning.expected_speed import Speed, speed
 from modelserve.planning.hosting import hosted, unsaid, with_room
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
 from modelserve.planning.node_labels import is_mig_slice
-from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer
+from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer, on_nodes
 from modelserve.planning.paying_drafts import evaluate_drafted
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
@@ -44,27 +45,34 @@ def plan(
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
     assistant: AssistantFacts | None = None,
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> PlanStatus:
     """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits.
 
     `weight_format` is the checkpoint's; left out, the architecture's dtype. `assistant`: of the spec's own drafter,
-    where no release ships its facts. Raises InvalidInput where that is the assistant of another model.
+    where no release ships its facts. `image_architectures`: CPUs that the worker's image is built for.
+    Raises InvalidInput where the assistant is that of another model.
     """
-    wished = _wishes(spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant)
+    wished = _wishes(
+        spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        image_architectures=image_architectures,
+    )  # fmt: skip
     considered = consider(
-        spec, architecture, accelerators, learned=learned, weight_format=weight_format, assistant=assistant
-    )
+        spec, architecture, accelerators, learned=learned, weight_format=weight_format, assistant=assistant,
+        image_architectures=image_architectures,
+    )  # fmt: skip
     best, expected = (considered[0].evaluation, considered[0].expected) if considered else (None, None)
     shown = _best_per_product(considered)[:MAX_CANDIDATES]
     candidates = candidate_list(
-        shown, spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant
-    )
+        shown, spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        image_architectures=image_architectures,
+    )  # fmt: skip
     if not isinstance(best, Fit) or expected is None:
         return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
     offers = [
         offer
         for offer in _allowed(spec, accelerators)
-        if offer.accelerator.product == best.accelerator.product and not offer.refused
+        if _kind(offer.accelerator) == _kind(best.accelerator) and not offer.refused
     ]
     offers = with_room(offers, spec, wished, gpus=best.gpus)
     resource_name = _resource_name(best, offers)
@@ -75,7 +83,7 @@ def plan(
         expected,
         architecture=architecture,
         wishes=wished,
-        terms=report.placement(best, offers, spec),
+        terms=report.placement(best, offers, spec, image_architectures=image_architectures),
         resource_name=resource_name,
         candidates=candidates,
         unsaid=unsaid(best, spec, wished, offers),
@@ -91,9 +99,13 @@ def consider(
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
     assistant: AssistantFacts | None = None,
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> tuple[Considered, ...]:
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
-    wished = _wishes(spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant)
+    wished = _wishes(
+        spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        image_architectures=image_architectures,
+    )  # fmt: skip
     costs = _costs(spec)
     found = []
     allowed = _allowed(spec, accelerators)
@@ -119,9 +131,13 @@ def candidate_list(
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
     assistant: AssistantFacts | None = None,
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> tuple[Candidate, ...]:
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
-    wished = _wishes(spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant)
+    wished = _wishes(
+        spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        image_architectures=image_architectures,
+    )  # fmt: skip
     costs = _costs(spec)
     rows = []
     for index, entry in enumerate(considered):
@@ -146,8 +162,11 @@ def _wishes(
     learned: Learned,
     weight_format: WeightFormat | None,
     assistant: AssistantFacts | None,
+    image_architectures: tuple[str, ...],
 ) -> Wishes:
-    found = wishes(spec, learned=learned, weight_format=weight_format, assistant=assistant)
+    found = wishes(
+        spec, learned=learned, weight_format=weight_format, assistant=assistant, image_architectures=image_architectures
+    )
     return found if found.drafts is None else replace(found, drafts=found.drafts.of_target(architecture))
 
 
@@ -163,7 +182,8 @@ def _allowed(spec: ModelServeSpec, accelerators: Sequence[AcceleratorOffer]) -> 
     gpus = [offer for offer in accelerators if not offer.accelerator.is_cpu]
     if products is None:
         return gpus
-    cpu = next((offer for offer in accelerators if offer.accelerator.is_cpu), CPU_OFFER)
+    offered = next((offer for offer in accelerators if offer.accelerator.is_cpu), CPU_OFFER)
+    cpu = replace(offered, accelerator=on_nodes(offered.accelerator, node_selector(spec)))
     return [offer for offer in gpus if offer.accelerator.product in products] + [cpu] * (CPU_PRODUCT in products)
 
 
@@ -172,12 +192,12 @@ def _combinations(
 ) -> Iterable[tuple[Accelerator, int, Sequence[AcceleratorOffer]]]:
     """(accelerator, GPUs of a replica, pools of the product) to consider, in a fixed order.
 
-    Pools of one product count as the one with the least memory, so that a plan holds on each of them.
+    Pools of one product and the same CPUs count as the one with the least memory, so that a plan holds on each of them.
     """
-    by_product: dict[str, list[AcceleratorOffer]] = {}
-    for offer in sorted(offers, key=lambda o: (o.accelerator.product, o.count)):
-        by_product.setdefault(offer.accelerator.product, []).append(offer)
-    for pools in by_product.values():
+    by_kind: dict[tuple[str, str], list[AcceleratorOffer]] = {}
+    for offer in sorted(offers, key=lambda o: (*_kind(o.accelerator), o.count)):
+        by_kind.setdefault(_kind(offer.accelerator), []).append(offer)
+    for pools in by_kind.values():
         largest = max(pool.largest_replica for pool in pools)
         if pools[0].accelerator.is_cpu:
             counts: tuple[int, ...] = (0,)
@@ -189,6 +209,11 @@ def _combinations(
             enough = [pool for pool in pools if pool.largest_replica >= gpus] or [pools[-1]]
             holding = with_room(enough, spec, wished, gpus=gpus) or enough
             yield min((pool.accelerator for pool in holding), key=lambda record: record.visible_bytes), gpus, pools
+
+
+def _kind(accelerator: Accelerator) -> tuple[str, str]:
+    """What pods of one plan cannot mix: their image is of one architecture, and GPUs of a product."""
+    return accelerator.product, accelerator.architecture
 
 
 def _shared(offer: AcceleratorOffer) -> Refusal:

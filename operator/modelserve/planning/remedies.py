@@ -14,6 +14,7 @@ from modelserve.sizing.pages import KVCacheDtype
 from modelserve.units import GIB
 
 MAX_REMEDIES = 3
+_BY_NUMBER = ("TensorParallel", "GPUsPerNode", "Architecture")  # refusals of a number of GPUs, not of their memory
 WORTHWHILE_MODEL_LEN = 1024
 SMALLEST_STEP = 256  # tokens; below it prompts take many steps, and the workspace gets hardly smaller
 
@@ -51,6 +52,7 @@ def _evaluated(remedy: Remedy, architecture: ModelArchitecture) -> Evaluation:
 def _proposals(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes) -> Iterator[Remedy]:
     """Least change first. A setting that nothing can satisfy is corrected; what more it takes is said with it."""
     device, gpus = refusal.accelerator, refusal.gpus
+    built_for = wishes.image_architectures
     corrected, wishes = _corrected(refusal, architecture, wishes)
     if corrected:
         yield Remedy(corrected, wishes, device, gpus)
@@ -58,7 +60,8 @@ def _proposals(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
             return
     for remedy in _resources(refusal, architecture, wishes):
         shorter = remedy.wishes.max_model_len != wishes.max_model_len  # corrects a length by itself
-        alone = not corrected or (refusal.limited_by == "ContextLength" and shorter)
+        elsewhere = refusal.limited_by == "Architecture" and remedy.accelerator.architecture in built_for
+        alone = not corrected or elsewhere or (refusal.limited_by == "ContextLength" and shorter)
         yield remedy if alone else replace(remedy, text=f"{corrected} and {remedy.text}")
 
 
@@ -69,6 +72,10 @@ def _corrected(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
     if refusal.limited_by == "ContextLength":
         longest = architecture.max_position_embeddings
         return f"at {longest:,} tokens", replace(wishes, max_model_len=longest, min_model_len=None)
+    cpus = refusal.accelerator.architecture
+    if refusal.limited_by == "Architecture" and cpus not in wishes.image_architectures:
+        built = (*wishes.image_architectures, cpus)
+        return f"with an image of the worker for {cpus}", replace(wishes, image_architectures=built)
     if refusal.limited_by == "TensorParallel" and refusal.accelerator.is_cpu:
         return "with parallelism.tensor left out", replace(wishes, tensor_parallel=None)
     return "", wishes
@@ -81,7 +88,7 @@ def _resources(refusal: Refusal, architecture: ModelArchitecture, wishes: Wishes
     if refusal.limited_by == "Sharing":
         yield from _first_fit(_listed_places(), architecture, wishes)
         return
-    if refusal.limited_by not in ("TensorParallel", "GPUsPerNode"):
+    if refusal.limited_by not in _BY_NUMBER:
         if wishes.utilization < DEFAULT_UTILIZATION and not device.is_cpu:
             usual = replace(wishes, utilization=DEFAULT_UTILIZATION)
             yield Remedy(f"with kvCache.gpuMemoryUtilization {DEFAULT_UTILIZATION} or left out", usual, device, gpus)
@@ -108,7 +115,7 @@ def _other_counts(refusal: Refusal) -> list[int]:
         return [1] if refusal.gpus > 1 else []
     more = [count for count in GPU_COUNTS if count > refusal.gpus]
     fewer = [count for count in reversed(GPU_COUNTS) if count < refusal.gpus]
-    return fewer + more if refusal.limited_by in ("TensorParallel", "GPUsPerNode") else more
+    return fewer + more if refusal.limited_by in _BY_NUMBER else more
 
 
 def _first_fit(

@@ -23,6 +23,7 @@ from modelserve.api.status import (
     Verdict,
 )
 from modelserve.architecture import ModelArchitecture
+from modelserve.hardware import ARCH_LABEL
 from modelserve.planning.evaluation import Fit, Refusal
 from modelserve.planning.expected_reuse import Reuse, expected_reuse
 from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed, step_factors
@@ -216,9 +217,10 @@ def no_plan(candidates: Sequence[Candidate], spec: ModelServeSpec) -> str:
 
 
 def placement(
-    fit: Fit, offers: Sequence[AcceleratorOffer], spec: ModelServeSpec
-) -> tuple[NodeSelectorTerm, ...] | None:
-    """The terms of each pool that holds the replica, with the spec's own node selector; None when anywhere will do.
+    fit: Fit, offers: Sequence[AcceleratorOffer], spec: ModelServeSpec, *, image_architectures: Sequence[str]
+) -> tuple[NodeSelectorTerm, ...]:
+    """The terms of each pool that holds the replica, with the spec's own node selector. On the CPU any node will do
+    whose architecture is one of the image's.
 
     Their order does not follow that of the offers, which other labels of the nodes decide.
     """
@@ -227,7 +229,8 @@ def placement(
         NodeSelectorRequirement(key=key, operator="In", values=(value,)) for key, value in sorted(selector.items())
     )
     if fit.accelerator.is_cpu:
-        return (NodeSelectorTerm(match_expressions=own),) if own else None
+        runs = NodeSelectorRequirement(key=ARCH_LABEL, operator="In", values=tuple(image_architectures))
+        return (NodeSelectorTerm(match_expressions=(*own, runs)),)
     product = NodeSelectorRequirement(key=PRODUCT_LABEL, operator="In", values=(fit.accelerator.product,))
     pools: dict[tuple[NodeSelectorRequirement, ...], None] = {}
     for offer in offers:

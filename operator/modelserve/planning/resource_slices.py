@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
-from modelserve.hardware import Accelerator, accelerator_from_labels
+from modelserve.hardware import ARCH_LABEL, Accelerator, accelerator_from_labels
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import Taint
 from modelserve.planning.host_capacity import UNKNOWN, HostCapacity
 from modelserve.planning.node_labels import INSTANCE_TYPE, PRODUCT_LABEL
-from modelserve.planning.offers import AcceleratorOffer
+from modelserve.planning.offers import AcceleratorOffer, on_nodes
 from modelserve.planning.pinning import pinned_terms
 
 DRIVER = "gpu.nvidia.com"
@@ -83,9 +83,10 @@ def device_offers(
 ) -> tuple[AcceleratorOffer, ...]:
     """What such a node offers. Which GPU it is, the claim says; its nodes are named by the labels that there are."""
     known = tuple((key, labels[key]) for key in (INSTANCE_TYPE,) if key in labels)
-    terms = pinned_terms(known or (OS_LABEL,), product=None)
+    cpus = labels.get(ARCH_LABEL)
+    terms = pinned_terms(known or (OS_LABEL,), product=None, architecture=cpus)
     if PRODUCT_LABEL in labels:
-        terms = pinned_terms(known, product=labels[PRODUCT_LABEL])
+        terms = pinned_terms(known, product=labels[PRODUCT_LABEL], architecture=cpus)
     found = []
     for each in devices:
         accelerator = accelerator_from_labels(
@@ -96,7 +97,9 @@ def device_offers(
         )
         if accelerator is not None:
             kept = tuple(map(str, taints))
-            found.append(AcceleratorOffer(accelerator, each.count, terms, DEVICE_CLASS, taints=kept, host=host))
+            found.append(
+                AcceleratorOffer(on_nodes(accelerator, labels), each.count, terms, DEVICE_CLASS, taints=kept, host=host)
+            )
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from modelserve.api.pod import ResourceRequirements
 from modelserve.api.schema_types import MAX_BYTES, quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
-from modelserve.hardware import Accelerator
+from modelserve.hardware import IMAGE_ARCHITECTURES, Accelerator
 from modelserve.model_facts import AssistantFacts
 from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
@@ -58,6 +58,7 @@ class Wishes:
     weight_format: WeightFormat | None = None  # None: the architecture's dtype
     exact: bool = False  # profile exact
     drafts: WantedDrafts | None = None
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES  # CPUs that the worker's image is built for
     host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
 
     @cached_property
@@ -115,9 +116,11 @@ def wishes(
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
     assistant: AssistantFacts | None = None,
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> Wishes:
     """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
     its factors correct expected speeds. `assistant`: facts of the spec's own one, which no release ships.
+    `image_architectures`: CPUs that the worker's image is built for.
 
     Raises InvalidInput for an amount of memory that no machine has, or that the pod's own limit cannot hold.
     """
@@ -148,6 +151,7 @@ def wishes(
         prefix_caching=engine.prefix_caching if engine else None,
         learned=learned,
         weight_format=weight_format,
+        image_architectures=image_architectures,
         host_memory_bytes=_host_memory_bytes(spec),
         exact=engine is not None and engine.profile == "exact",
         drafts=wanted_drafts(spec, assistant=assistant, acceptance=learned.acceptance),

@@ -36,6 +36,7 @@ def planned_args(
         kv_layout=None if args.kv_cache_layout == "auto" else KVCacheLayout(args.kv_cache_layout),
         utilization=Decimal(str(args.gpu_memory_utilization)),
         weight_format=weight_format,
+        image_architectures=(accelerator.architecture,),  # it runs
         **given,
     )
     fit = evaluate(wishes, architecture, accelerator, gpus=args.tensor_parallel_size)

@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.architecture import EXPERT_WIDTH_MULTIPLE, LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat, dense_format
 
-EXPERT_WIDTH_MULTIPLE = 8  # grouped matrix products need rows of a multiple of 16 bytes: 8 bfloat16 elements
 PACKED = 8  # int4 elements of an int32
 SEGMENT_BYTES = 2 << 20  # device memory is taken in whole segments of this size by tensors of LARGE_TENSOR_BYTES on
 LARGE_TENSOR_BYTES = 10 << 20

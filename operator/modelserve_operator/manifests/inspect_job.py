@@ -7,6 +7,7 @@ from typing import Any
 
 from modelserve import __version__
 from modelserve.api import ModelServeSpec
+from modelserve.hardware import ARCH_LABEL, IMAGE_ARCHITECTURES
 from modelserve.releases import release_number, release_of_image
 from modelserve.termination import TERMINAL_EXIT_CODE, TERMINATION_MESSAGE_PATH
 from modelserve_operator import labels
@@ -32,11 +33,13 @@ def inspect_job(
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
     attempts: int = 1,
+    architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
     user_id: int | None,
 ) -> dict[str, Any]:
     """A Job without GPUs. Exit code TERMINAL_EXIT_CODE fails it at once; other failures are tried RETRIES times again.
 
-    `attempts`: how many Jobs have been made for this model in a row, this one counted.
+    `attempts`: how many Jobs have been made for this model in a row, this one counted. Its nodes have
+    CPUs of the image's `architectures`.
 
     Of an hf:// checkpoint metadata and the headers of weight files are fetched, into scratch space: the storage claim
     is left alone. What spec.pod adds to pods reaches this one too, so that it can be kept out of a mesh, or be let in
@@ -61,6 +64,9 @@ def inspect_job(
         users = spec.pod.to_json().get("env") or []
         fetch = fetch_container(source, image=image, pull_policy=pull_policy, metadata_only=True, users=users)
         pod["initContainers"] = [{**fetch, "resources": INSPECT_RESOURCES}]
+    runs = {"matchExpressions": [{"key": ARCH_LABEL, "operator": "In", "values": list(architectures)}]}
+    required = {"nodeSelectorTerms": [runs]}
+    pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     options = spec.pod.to_json()
     pod["readinessGates"] = [{"conditionType": NEVER_READY}]
     for option in ("tolerations", "serviceAccountName", "priorityClassName", "runtimeClassName"):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from modelserve.architecture import LayerKind
-from modelserve.errors import InvalidInput
+from modelserve.termination import TerminationReason
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.terminal_error import TerminalError
 
 
 def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
@@ -182,6 +183,8 @@ def test_nothing_is_left_in_shared_memory() -> None:
 def test_a_machine_that_may_reorder_stores_gets_no_ring(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader could take bytes that are not there yet, once in a million steps."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    with pytest.raises(InvalidInput, match=f"tensor parallel size 3 on a machine of type '{machine}'") as refused:
+    with pytest.raises(TerminalError, match=f"tensor parallel size 3 on a machine of type '{machine}'") as refused:
         RankRing(2)
-    assert refused.value.field == "tensor_parallel_size"
+    assert refused.value.reason is TerminationReason.UnsupportedArchitecture, (
+        "fetching the checkpoint again is no remedy"
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from modelserve import inspection
 from modelserve.architecture import ModelArchitecture
+from modelserve.assistant import AssistantArchitecture
 from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.weight_format import WeightFormat
@@ -40,6 +41,13 @@ def read_weight_format(directory: Path) -> WeightFormat | None:
     with _faults_of_a_checkpoint():
         stored = inspection.read_weight_format(directory)
     return stored if stored.quantised else None
+
+
+def read_assistant(directory: Path) -> AssistantArchitecture:
+    """Geometry of the assistant in DIRECTORY. Raises InvalidCheckpoint when its config is broken, UnsupportedModel for
+    what is no assistant that this release serves."""
+    with _faults_of_a_checkpoint():
+        return inspection.read_assistant(directory)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.checkpoint_files import TensorEntry
-from modelserve.inspection import read_assistant
+from modelserve_worker.execution.checkpoint_config import read_assistant
 from modelserve_worker.execution.weights import CheckpointFiles, InvalidCheckpoint
 from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.execution.weights_progress import LoadProgress, ProgressCallback

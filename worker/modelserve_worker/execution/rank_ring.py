@@ -21,12 +21,14 @@ from multiprocessing import shared_memory
 
 import numpy as np
 
-from modelserve.errors import InvalidInput
+from modelserve.hardware import AMD64, ARM64, RANK_ARCHITECTURES
+from modelserve.termination import TerminationReason
+from modelserve_worker.terminal_error import TerminalError
 
 CAPACITY_BYTES = 4 << 20
 _NOTES = 64  # steps whose words are kept; two are in flight
 _LINE = 64  # bytes; words that different processes write lie on cache lines of their own
-_STORES_IN_ORDER = ("x86_64", "AMD64")  # as platform.machine() names it
+_MACHINES = {"x86_64": AMD64, "AMD64": AMD64, "aarch64": ARM64, "arm64": ARM64}  # as platform.machine() names them
 _LENGTH = struct.Struct("<Q")
 _SPIN_S = 100e-6
 _SLEEP_S = 50e-6
@@ -38,22 +40,28 @@ class RingAborted(Exception):  # noqa: N818 - reads as what happened
     """The writer has given the group up, or a check of the waiting side said so."""
 
 
+def check_ranks(ranks: int, *, machine: str | None = None) -> None:
+    """Raise TerminalError where more than one rank is asked for on a `machine`, as platform.machine() names it and that
+    of this process if left out, that does not keep the order of stores. Planners refuse it for the same reason."""
+    machine = platform.machine() if machine is None else machine
+    if ranks > 1 and _MACHINES.get(machine, machine) not in RANK_ARCHITECTURES:
+        order = " or ".join(RANK_ARCHITECTURES)
+        raise TerminalError(
+            TerminationReason.UnsupportedArchitecture,
+            f"tensor parallel size {ranks} on a machine of type {machine!r}: ranks pass steps through shared memory in "
+            f"the order of stores that {order} keeps; serve with one GPU a replica, or on nodes with {order} CPUs",
+        )
+
+
 class RankRing:
     """Both ends: rank 0 creates it for a number of readers, each reader opens it by name and index."""
 
     def __init__(self, readers: int, *, name: str | None = None, capacity: int = CAPACITY_BYTES) -> None:
         """Create a ring, or with `name` open the one of that name, made for as many readers and bytes.
 
-        Raises InvalidInput on a machine that does not keep the order of stores.
+        Raises TerminalError on a machine that does not keep the order of stores.
         """
-        machine = platform.machine()
-        if machine not in _STORES_IN_ORDER:
-            raise InvalidInput(
-                f"tensor parallel size {readers + 1} on a machine of type {machine!r}: ranks pass steps through shared "
-                f"memory in the order of stores that {_STORES_IN_ORDER[0]} keeps; serve with one GPU a replica, or on "
-                f"{_STORES_IN_ORDER[0]}",
-                field="tensor_parallel_size",
-            )
+        check_ranks(readers + 1)
         lines = 2 + readers
         notes = 2 * 8 * _NOTES
         self._created = name is None

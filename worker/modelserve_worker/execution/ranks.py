@@ -136,13 +136,12 @@ class WorkerRanks:
 
     def __init__(self, args: EngineArgs, compilers: Path | None = None) -> None:
         """Spawn the processes; they start like rank 0 and wait for it at `init_method`."""
+        self._ring = RankRing(args.tensor_parallel_size - 1)  # first: not every machine has one
         self._folder = tempfile.TemporaryDirectory(prefix="modelserve-ranks-")
         self.init_method = f"file://{Path(self._folder.name) / 'rendezvous'}"
         context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []  # each child's last words
-        readers = args.tensor_parallel_size - 1
-        self._ring = RankRing(readers)
         for rank in range(1, args.tensor_parallel_size):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
-from modelserve.errors import InvalidInput
-from modelserve.sizing.weights import EXPERT_WIDTH_MULTIPLE
 from modelserve.weight_format import TextLinear
 from modelserve_worker.kernels.experts import (
     AddedNorms,
@@ -66,10 +64,6 @@ class Experts(nn.Module):
         self.few_rows, self.branch_rows = operations.few_expert_rows, operations.branch_rows
         self.parallel = placement.parallel
         self.shard = self.parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
-        if architecture.hidden_size % EXPERT_WIDTH_MULTIPLE:
-            raise InvalidInput(
-                f"hidden_size {architecture.hidden_size} is not a multiple of {EXPERT_WIDTH_MULTIPLE}, as experts need"
-            )
         experts, hidden = architecture.num_experts, architecture.hidden_size
         width = self.shard.size
         self.gate_up = stored_matrix(TextLinear.EXPERT_GATE_UP, [width, width], hidden, placement, experts=experts)

@@ -167,11 +167,6 @@ class Gemma4ForCausalLM(nn.Module):
         if problem := tensor_parallel_problem(architecture, parallel.size, weight_format=weight_format):
             raise InvalidInput(problem, field="tensorParallelSize")
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
-        if architecture.hidden_size_per_layer_input and architecture.vocab_size_per_layer_input < vocab:
-            raise InvalidInput(
-                f"vocab_size_per_layer_input {architecture.vocab_size_per_layer_input} is below vocab_size {vocab}: "
-                "some tokens would have no per-layer embedding"
-            )
         self.architecture = architecture
         self.placement = placement
         self.weight_format = weight_format

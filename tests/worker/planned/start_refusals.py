@@ -1,0 +1,187 @@
+"""Every refusal that a worker's start can make, and why none of a chosen plan meets it.
+
+A row is of the `raise` statements of one exception in one function (`reachable_raises` finds them). A refusal that a
+planner can know of is prevented by a rule of the planner or of the schema, which the row names; of another the row says
+why nobody can know of it before the worker runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import get_args
+
+from modelserve.api.status import LimitedBy
+
+
+class Unknowable(Enum):
+    """Why a refusal may meet a worker of a chosen plan all the same, or cannot meet any."""
+
+    FILES = "files of a checkpoint that are missing, damaged or changed since they were inspected"
+    MACHINE = "a device, driver, library or image that is not what the cluster says"
+    BY_HAND = "flags and settings that no plan writes: of a worker that somebody starts by hand"
+    REQUEST = "of one request, once the worker serves"
+    CONTRACT = "what the engine promises itself; a fault of its code, whatever the plan"
+    ECHO = "hands on what another row raises"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What refuses a plan, or a spec, before: MODULE:NAME, with the candidates' `limitedBy` where it is the planner."""
+
+    where: str
+    limited_by: LimitedBy | None = None
+
+    def __post_init__(self) -> None:
+        assert self.limited_by is None or self.limited_by in get_args(LimitedBy)
+
+
+Why = Unknowable | Rule
+
+_FILES, _MACHINE, _HAND, _REQUEST = Unknowable.FILES, Unknowable.MACHINE, Unknowable.BY_HAND, Unknowable.REQUEST
+_CONTRACT, _ECHO = Unknowable.CONTRACT, Unknowable.ECHO
+# The inspection of a model runs the same functions before anything is planned: what they refuse has no plan.
+_INSPECTED = Rule("modelserve.inspection:inspect_checkpoint")
+_PAIR = Rule("modelserve.planning.drafts:WantedDrafts.of_target")
+_TENSOR = Rule("modelserve.sizing.weights:tensor_parallel_problem", "TensorParallel")
+_GENERATION = Rule("modelserve.sizing.backends.generations:generation_of", "ComputeCapability")
+_LAYOUT = Rule("modelserve.planning.evaluation:_unservable", "Layout")
+_CONTEXT = Rule("modelserve.planning.evaluation:_unservable", "ContextLength")
+_FORMATS = Rule("modelserve.planning.evaluation:_unservable", "ComputeCapability")
+_MEMORY = Rule("modelserve.planning.evaluation:evaluate", "Memory")
+_CPUS = Rule("modelserve.planning.evaluation:architecture_problem", "Architecture")
+_ENGINE_RULES = Rule("modelserve.api.spec:EngineSpec")
+
+_CORE, _WORKER = "modelserve.", "modelserve_worker."
+START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
+    # (function, exception): (statements, why)
+    (_CORE + "architecture:ModelArchitecture._consistent", "ValueError"): (7, _INSPECTED),
+    (_CORE + "architecture:ModelArchitecture.from_config", "InvalidInput"): (5, _INSPECTED),
+    (_CORE + "architecture:ModelArchitecture.from_config", "UnsupportedModel"): (1, _INSPECTED),
+    (_CORE + "architecture:_global_overrides", "ValueError"): (1, _INSPECTED),
+    (_CORE + "architecture:architecture_fields", "UnsupportedModel"): (1, _INSPECTED),
+    (_CORE + "architecture:architecture_fields", "ValueError"): (2, _INSPECTED),
+    # An assistant of a plan is left out where it would not start (`optional_drafter`).
+    (_CORE + "assistant:AssistantArchitecture._consistent", "ValueError"): (3, _FILES),
+    (_CORE + "assistant:AssistantArchitecture.from_config", "InvalidInput"): (3, _FILES),
+    (_CORE + "assistant:AssistantArchitecture.from_config", "UnsupportedModel"): (3, _FILES),
+    (_CORE + "checkpoint_files:_entry", "InvalidInput"): (3, _FILES),
+    (_CORE + "checkpoint_files:read_header", "InvalidInput"): (4, _FILES),
+    (_CORE + "checkpoint_files:read_index", "InvalidInput"): (2, _FILES),
+    (_CORE + "checkpoint_files:read_json_object", "InvalidInput"): (3, _FILES),
+    (_CORE + "checkpoint_files:weight_files", "InvalidInput"): (3, _FILES),
+    (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
+    (_CORE + "quantization_config:_check_unquantised", "_unknown"): (1, _INSPECTED),
+    (_CORE + "quantization_config:_fp8_activations", "_unknown"): (2, _INSPECTED),
+    (_CORE + "quantization_config:_held", "_unknown"): (1, _INSPECTED),
+    (_CORE + "quantization_config:_matcher", "_unknown"): (2, _INSPECTED),
+    (_CORE + "quantization_config:_scheme_format", "_unknown"): (1, _INSPECTED),
+    (_CORE + "quantization_config:_scheme_format", "problem"): (2, _INSPECTED),
+    (_CORE + "quantization_config:stated_format", "_unknown"): (6, _INSPECTED),
+    (_CORE + "sizing.backends.generations:generation_of", "UnknownGenerationError"): (1, _GENERATION),
+    (_CORE + "sizing.backends.resolve:resolve", "InvalidInput"): (1, _ENGINE_RULES),
+    (_CORE + "sizing.memory:check_overrides", "InvalidInput"): (2, _HAND),
+    (_CORE + "sizing.pages:cache_geometry", "InvalidInput"): (1, _LAYOUT),
+    (_CORE + "sizing.weights:_terms", "InvalidInput"): (1, _TENSOR),
+    (_CORE + "sizing.weights:parameters_per_rank", "InvalidInput"): (1, _TENSOR),
+    (_CORE + "weight_format:WeightFormat._consistent", "ValueError"): (2, _INSPECTED),
+    (_WORKER + "__main__:_parse", "TerminalError"): (1, _HAND),
+    (_WORKER + "__main__:_read_checkpoint", "TerminalError.of_checkpoint"): (1, _ECHO),
+    (_WORKER + "__main__:_read_model", "TerminalError.of_checkpoint"): (1, _ECHO),
+    (_WORKER + "batch:FailedStep.result", "self._error"): (1, _ECHO),
+    (_WORKER + "engine.engine:Engine._fail", "EngineDead"): (1, _REQUEST),
+    (_WORKER + "engine.engine:Engine._fail", "dead"): (1, _REQUEST),
+    (_WORKER + "engine.engine:Engine._fail", "error"): (1, _REQUEST),
+    (_WORKER + "engine.engine:Engine.add", "InvalidInput"): (1, _REQUEST),
+    (_WORKER + "engine.event_publisher:EventPublisher.__init__", "again"): (1, _ECHO),
+    # Without prefixes to tell of, without pyzmq in the image, on a port that somebody has.
+    (_WORKER + "engine.event_publisher:event_publisher", "TerminalError"): (3, _ENGINE_RULES),
+    (_WORKER + "engine_startup:build_engine", "TerminalError"): (1, _ECHO),
+    (_WORKER + "engine_startup:build_engine", "TerminalError.of_checkpoint"): (1, _ECHO),
+    (_WORKER + "engine_startup:build_engine", "TerminalError.of_input"): (1, _ECHO),
+    (_WORKER + "execution.accelerator_check:check_accelerator", "AcceleratorMismatch"): (1, _MACHINE),
+    (_WORKER + "execution.block_tables:BlockTables.check", "InvalidInput"): (1, _CONTRACT),
+    (_WORKER + "execution.checkpoint_config:_faults_of_a_checkpoint", "InvalidCheckpoint"): (1, _ECHO),
+    (_WORKER + "execution.checkpoint_config:_faults_of_a_checkpoint", "again"): (1, _ECHO),
+    (_WORKER + "execution.checkpoint_config:read_architecture", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.container_limits:meminfo_bytes", "InvalidInput"): (1, _MACHINE),
+    (_WORKER + "execution.device:_check_formats", "AcceleratorMismatch"): (1, _FORMATS),
+    (_WORKER + "execution.device:kernel_table", "AcceleratorMismatch"): (1, _GENERATION),
+    (_WORKER + "execution.device:select_device", "AcceleratorMismatch"): (1, _MACHINE),
+    (_WORKER + "execution.host_lanes:StreamLane.await_ended", "HostMemoryError"): (1, _CONTRACT),
+    (_WORKER + "execution.host_lanes:Lane.await_ended", "self.fault"): (1, _MACHINE),
+    (_WORKER + "execution.host_memory:HostMemory.check", "fault"): (1, _MACHINE),
+    (_WORKER + "execution.input_batch:StepPacker._check", "InvalidInput"): (
+        8, Rule("modelserve_worker.execution.profile_steps:heaviest_steps"),
+    ),
+    (_WORKER + "execution.kv_cache:KVCache.__init__", "InvalidInput"): (1, _CONTRACT),
+    (_WORKER + "execution.kv_cache:KVCache.page_rows", "InvalidInput"): (1, _CONTRACT),
+    (_WORKER + "execution.kv_stamps:ReadAudit.check", "AssertionError"): (1, _CONTRACT),
+    (_WORKER + "execution.launched_step:LaunchedStep.constrain", "AssertionError"): (1, _CONTRACT),
+    (_WORKER + "execution.launched_step:UnsampledStep.result", "AssertionError"): (1, _CONTRACT),
+    (_WORKER + "execution.loader:_check_ordering", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.loader:_check_values", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.loader:_match", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.loader:load_model", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.memory:negotiate_model_len", "InsufficientMemory"): (1, _MEMORY),
+    (_WORKER + "execution.memory:negotiate_model_len", "InvalidInput"): (2, _CONTEXT),
+    (_WORKER + "execution.rank_ring:RankRing._wait", "RingAborted"): (1, _MACHINE),
+    (_WORKER + "execution.rank_ring:check_ranks", "TerminalError"): (1, _CPUS),
+    (_WORKER + "execution.ranks:WorkerRanks._check_until", "RingAborted"): (1, _MACHINE),
+    (_WORKER + "execution.ranks:WorkerRanks.check", "self.failure"): (1, _MACHINE),
+    (_WORKER + "execution.ranks:WorkerRanks.compare", "RankDiedError"): (1, _MACHINE),
+    (_WORKER + "execution.ranks:WorkerRanks.start_beside", "result"): (1, _ECHO),
+    (_WORKER + "execution.ranks:WorkerRanks.start_beside", "self.failure"): (1, _MACHINE),
+    (_WORKER + "execution.ranks:_RankedStep.result", "again"): (2, _ECHO),
+    (_WORKER + "execution.ranks:_RankedStep.result", "self._workers.failure"): (2, _MACHINE),
+    (_WORKER + "execution.ranks:launch", "again"): (1, _ECHO),
+    (_WORKER + "execution.startup:start_rank", "again"): (1, _ECHO),
+    (_WORKER + "execution.table_audit:TableAudit.check", "AssertionError"): (1, _CONTRACT),
+    (_WORKER + "execution.weights:CheckpointFiles.scan", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.weights:CheckpointFiles.scan", "again"): (1, _ECHO),
+    (_WORKER + "execution.weights:_scan", "InvalidCheckpoint"): (2, _FILES),
+    (_WORKER + "execution.weights:stored_dtype", "InvalidCheckpoint"): (2, _FILES),
+    (_WORKER + "execution.weights_reading:_Readers._read_run", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.weights_reading:_Readers._take", "InvalidCheckpoint"): (1, _FILES),
+    (_WORKER + "execution.weights_reading:_Readers.run", "again"): (1, _ECHO),
+    (_WORKER + "execution.weights_reading:read_weights", "failed[0]"): (1, _ECHO),
+    (_WORKER + "grammar.compiler:GrammarCompiler.__init__", "InvalidInput"): (1, _FILES),
+    (_WORKER + "grammar.compiler:GrammarCompiler._compile", "InvalidInput"): (1, _REQUEST),
+    (_WORKER + "grammar.matcher:GrammarMatcher._fail", "error"): (1, _REQUEST),
+    (_WORKER + "kernels.compute_stream:check_compute_stream", "ComputeStreamError"): (1, _CONTRACT),
+    (_WORKER + "kernels.cuda_kernel:build_defines", "ValueError"): (1, _HAND),
+    (_WORKER + "kernels.cuda_kernel:_loaded", "again"): (1, _MACHINE),
+    (_WORKER + "kernels.cuda_kernel:checked", "RuntimeError"): (1, _MACHINE),
+    (_WORKER + "kernels.cuda_kernel:compiled", "RuntimeError"): (1, _MACHINE),
+    # A product whose rows have other bits beside others, on a GPU or a library that nobody has measured.
+    (_WORKER + "kernels.exact_products:check_places", "InvalidInput"): (1, _MACHINE),
+    (_WORKER + "kernels.fp8_linear:repack_fp8", "ValueError"): (1, _FILES),
+    (_WORKER + "kernels.int4_linear:repack_int4", "ValueError"): (3, _FILES),
+    (_WORKER + "kernels.kernel_cache:compilations", "TerminalError"): (1, _MACHINE),
+    (_WORKER + "kernels.kernel_cache:compilations", "again"): (1, _ECHO),
+    (_WORKER + "kernels.kept_files:write_whole", "again"): (1, _MACHINE),
+    (_WORKER + "layers.parallel:TensorParallel.kv_shard", "InvalidInput"): (1, _TENSOR),
+    (_WORKER + "layers.parallel:TensorParallel.shard", "InvalidInput"): (1, _TENSOR),
+    (_WORKER + "layers.stored_matrix:Int4Matrix._put_in_order", "ValueError"): (2, _FILES),
+    (_WORKER + "layers.stored_matrix:StoredMatrix._held", "NotImplementedError"): (1, _CONTRACT),
+    (_WORKER + "layers.stored_matrix:StoredMatrix.dense", "NotImplementedError"): (1, _CONTRACT),
+    (_WORKER + "models.gemma4:Gemma4ForCausalLM.__init__", "InvalidInput"): (1, _TENSOR),
+    (_WORKER + "models.gemma4_assistant:Gemma4Assistant.__init__", "InvalidInput"): (2, _PAIR),
+    (_WORKER + "scheduling.admission:Admission.validate", "InvalidInput"): (5, _REQUEST),
+    (_WORKER + "scheduling.arena:PageArena.allocate", "OutOfPagesError"): (1, _REQUEST),
+    (_WORKER + "scheduling.host_restores:HostRestores._begin", "OutOfPagesError"): (1, _REQUEST),
+    (_WORKER + "scheduling.prompt_spans:check_spans", "InvalidInput"): (4, _REQUEST),
+    (_WORKER + "scheduling.scheduler:Scheduler.add", "InvalidInput"): (1, _REQUEST),
+    (_WORKER + "server.authentication:ApiKeys.__init__", "InvalidInput"): (1, _FILES),
+    (_WORKER + "server.authentication:_read", "ValueError"): (1, _FILES),
+    (_WORKER + "server.flags:FlagParser.error", "InvalidInput"): (1, _HAND),
+    (_WORKER + "server.flags:_document", "InvalidInput"): (2, _HAND),
+    (_WORKER + "server.flags:door_settings", "InvalidInput"): (1, _HAND),
+    (_WORKER + "server.flags:engine_args", "InvalidInput"): (3, _HAND),
+    (_WORKER + "text.chat_template:ChatTemplate.__init__", "InvalidInput"): (1, _FILES),
+    (_WORKER + "text.chat_template:_raise_exception", "ChatTemplateError"): (1, _REQUEST),
+    (_WORKER + "text.checkpoint_text:_chat_template", "InvalidInput"): (1, _FILES),
+    (_WORKER + "text.checkpoint_text:_defaults", "InvalidInput"): (1, _FILES),
+    (_WORKER + "text.checkpoint_text:load_checkpoint_text", "InvalidInput"): (2, _FILES),
+    (_WORKER + "text.vocabulary:_piece_decoder", "InvalidInput"): (2, _FILES),
+}  # fmt: skip
