@@ -287,3 +287,25 @@ def test_a_tokenizer_larger_than_the_model(server: Any, http: httpx.Client) -> N
     error = _error(http.post("/v1/completions", json=TEXT | {"prompt": "z"}))
     assert (error["param"], "is outside the vocabulary; ids go from 0 to 299" in error["message"]) == ("prompt", True)
     assert _error(http.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": "z"}]}))
+
+
+@pytest.mark.parametrize(
+    ("route", "long", "asked"),
+    [
+        ("chat/completions", "messages", "max_tokens"),
+        ("completions", "prompt", "max_tokens"),
+        ("responses", "input", "max_output_tokens"),
+        ("messages", "messages", "max_tokens"),
+    ],
+)
+def test_an_overflow_begins_with_the_words_that_clients_know_in_every_api(
+    http: httpx.Client, route: str, long: str, asked: str
+) -> None:
+    for text, most, param in (("x" * 600, 1, long), ("x", 4000, asked)):
+        said = {"prompt": text, "input": text, "messages": [{"role": "user", "content": text}]}[long]
+        answer = http.post(f"/v1/{route}", json={"model": "tiny", long: said, asked: most})
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert error["message"].startswith("This model's maximum context length is 512 tokens. The prompt has ")
+        if route != "messages":  # Anthropic's errors have neither
+            assert (error["param"], error["code"]) == (param, "context_length_exceeded")

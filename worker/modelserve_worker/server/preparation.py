@@ -26,6 +26,7 @@ from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 CONTEXT_EXCEEDED = "This model's maximum context length is {} tokens."  # OpenAI's words, by which clients fall back
+CONTEXT_CODE = "context_length_exceeded"
 _SEEDS = 1 << 63
 _NO_MARKERS = Markers.of({})
 _TURN = "<|turn>"
@@ -360,11 +361,11 @@ def _too_many_tokens(at_least: int, limit: int, *, param: str) -> ApiError:
     if param == "prediction.content":
         return ApiError(
             f"{param} has at least {at_least} tokens; the limit is {limit} tokens. Shorten it",
-            param=param, code="context_length_exceeded",
+            param=param, code=CONTEXT_CODE,
         )  # fmt: skip
     return ApiError(
         f"{CONTEXT_EXCEEDED.format(limit)} The prompt has at least {at_least} tokens. Shorten it",
-        param=param, code="context_length_exceeded",
+        param=param, code=CONTEXT_CODE,
     )  # fmt: skip
 
 
@@ -392,6 +393,6 @@ def _room(prompt: array[int], *, model_len: int, asked: int | None, param: str, 
             f"{CONTEXT_EXCEEDED.format(model_len)} The prompt has {len(prompt)} tokens and {wanted} are asked for, "
             f"together {len(prompt) + wanted}. Shorten the prompt"
             + (f", or ask for at most {room}" if asked is not None and room > 0 else ""),
-            param=source if asked is None or room <= 0 else param, code="context_length_exceeded",
+            param=source if asked is None or room <= 0 else param, code=CONTEXT_CODE,
         )  # fmt: skip
     return room

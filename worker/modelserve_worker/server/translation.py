@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from modelserve_worker.server.errors import ApiError, from_validation
-from modelserve_worker.server.preparation import SequenceSpec, chat_sequences
+from modelserve_worker.server.preparation import CONTEXT_CODE, SequenceSpec, chat_sequences
 from modelserve_worker.server.protocol import ChatCompletionRequest
 from modelserve_worker.server.state import ServedModel
 
@@ -23,12 +23,22 @@ def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:
 
 
 def only_sequence(
-    body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int, format_field: str
+    body: ChatCompletionRequest,
+    model: ServedModel,
+    *,
+    response_id: str,
+    max_model_len: int,
+    format_field: str,
+    length_fields: Mapping[str, str],
 ) -> SequenceSpec:
-    """The one answer to a translated request, whose `response_format` came as `format_field`. Raises ApiError."""
+    """The one answer to a translated request, whose `response_format` came as `format_field`, and what makes it long
+    as `length_fields`, by the names of the chat completion. Raises ApiError."""
     try:
         (spec,) = chat_sequences(body, model, response_id=response_id, max_model_len=max_model_len)
     except ApiError as error:
+        if error.code == CONTEXT_CODE:  # its words are known to clients from the first one on
+            param = length_fields.get(error.param or "", error.param)
+            raise ApiError(error.message, status=error.status, param=param, code=error.code) from error
         raise _translated(error) from error
     return replace(spec, grammar_field=format_field) if spec.grammar_field == "response_format" else spec
 

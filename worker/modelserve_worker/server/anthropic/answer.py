@@ -26,8 +26,9 @@ class MessagesAnswer:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model.name
         spec = only_sequence(
-            body.chat(), model, response_id=self._id, max_model_len=max_model_len, format_field="output_config.format"
-        )
+            body.chat(), model, response_id=self._id, max_model_len=max_model_len,
+            format_field="output_config.format", length_fields={},
+        )  # fmt: skip
         self.specs = [spec]
         self._content: ContentStream | None = None  # of a stream that has begun
 

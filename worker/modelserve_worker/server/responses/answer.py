@@ -27,8 +27,9 @@ class ResponsesAnswer:
     def __init__(self, body: ResponsesRequest, model: ServedModel, *, max_model_len: int) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
         spec = only_sequence(
-            body.chat(), model, response_id=self._id, max_model_len=max_model_len, format_field="text.format"
-        )
+            body.chat(), model, response_id=self._id, max_model_len=max_model_len, format_field="text.format",
+            length_fields={"messages": "input", "max_completion_tokens": "max_output_tokens"},
+        )  # fmt: skip
         self.specs = [spec]
         self._head = {
             "id": self._id, "object": "response", "created_at": int(time.time()), "model": model.name,
