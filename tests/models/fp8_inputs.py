@@ -1,15 +1,18 @@
 """Which inputs should an FP8 product have: those of the layer before, or the same rounded, and by which scale?
 
     PYTHONPATH=operator:worker:tests/worker/model:tests/worker/kernels python tests/models/fp8_inputs.py [--n 12]
+        [--planted 13]
 
 Two trained checkpoints are quantised to `fp8_channel` and teacher forced on exercises in float32. Prints, over the
 tokens of the answers, the mean difference of logits and the mean KL divergence in nats from the checkpoint itself, and
-the exercises that greedy decoding would get right.
+the exercises that greedy decoding would get right. With --planted E three channels of every norm before a product are
+2^E times as large, and the columns that read them as much smaller: the same model, whose rows have outliers.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from unittest import mock
 import torch
 from plain_products import rounded_inputs, unpaired
 from quantise import quantise
+from safetensors.torch import load_file, save_file
 from teacher_forcing import EngineLogits, checkpoint_renderer, divergence, is_exact, render_cell
 from torch import Tensor
 
@@ -50,16 +54,42 @@ ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+PLANTED_CHANNELS = [5, 41, 77]
+READERS = {
+    "input_layernorm.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+    "pre_feedforward_layernorm.weight": ("gate_proj.weight", "up_proj.weight"),
+}
+
+
+def plant(model: Path, output: Path, exponent: int) -> None:
+    """Write the checkpoint with channels of norms 2^exponent times as large, and what reads them as much smaller."""
+    readers = tuple(reader for each in READERS.values() for reader in each)
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, output)
+            continue
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            if name.endswith(tuple(READERS)):
+                tensor[PLANTED_CHANNELS] *= 2.0**exponent
+            elif name.endswith(readers):
+                tensor[:, PLANTED_CHANNELS] *= 2.0**-exponent
+        save_file(tensors, output / file.name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=12, help="exercises of each skill")
-    n = parser.parse_args().n
+    parser.add_argument("--planted", type=int, default=0, metavar="E", help="outliers of 2^E in three channels")
+    arguments = parser.parse_args()
+    n = arguments.n
     for name in MODELS:
         directory = Path(__file__).parent / name
         renderer = checkpoint_renderer(directory)
         asked = [each for skill, far in SKILLS for each in render_cell(renderer, Cell(skill, far, n), seed=7)]
-        with tempfile.TemporaryDirectory() as made:
-            quantise(directory, Path(made), "fp8_channel")
+        with tempfile.TemporaryDirectory() as planted, tempfile.TemporaryDirectory() as made:
+            plant(directory, Path(planted), arguments.planted)
+            quantise(Path(planted), Path(made), "fp8_channel")
             engines = {
                 path: EngineLogits(path, dtype=torch.float32, device=torch.device("cpu"))
                 for path in (directory, Path(made))
