@@ -34,7 +34,8 @@ Rules of one step, in order:
 7. `stores` and `loads` are copied behind the `page_moves` of their step and beside what it computes, each in the order
    of the steps that brought them. What they read has been written by earlier steps. They end at any time
    (`ModelRunner.host_progress`); no step reads what is being loaded, and one that writes or moves it says so
-   (`loads_awaited`). A step that only copies has no segments.
+   (`loads_awaited`). `checks` look at pages behind the moves, too, before the step writes. A step that only copies or
+   checks has no segments.
 """
 
 from __future__ import annotations
@@ -115,6 +116,14 @@ class HostCopy(NamedTuple):
     place: int
 
 
+class PageCheck(NamedTuple):
+    """Say whether one of the first `rows` rows of page `page` is not finite, in any layer of its kind."""
+
+    kind: LayerKind
+    page: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class TableUpdates:
     """Entries of one kind's block table to write: table[slots[i], indices[i]] = pages[i]; each int32 [N].
@@ -167,6 +176,7 @@ class ScheduledBatch:
     stores: tuple[HostCopy, ...] = ()  # to host memory, and
     loads: tuple[HostCopy, ...] = ()  # from there
     loads_awaited: int = 0  # those of steps up to this one have ended before this step touches any page
+    checks: tuple[PageCheck, ...] = ()  # behind the `page_moves`, of what earlier steps have written
     generated: int = BY_LENGTH  # profile exact: so many segments, the first ones, are of rows behind the prompt
     asked: int = 0  # drafts that are to be made behind it, by a drafter that makes none unasked
     spans: SpanRows = NO_SPANS  # rows that begin from embeddings; their tokens are placeholders
@@ -217,7 +227,7 @@ class ScheduledBatch:
             self, starts=self.starts + self.lengths - kept, lengths=kept,
             token_ids=self.token_ids[np.repeat(ends - kept, kept) + offsets],
             admitted=(), page_moves=(), global_updates=NO_UPDATES, sliding_updates=NO_UPDATES, spare_slots=_nothing(),
-            stores=(), loads=(), loads_awaited=0, asked=0, spans=NO_SPANS,
+            stores=(), loads=(), loads_awaited=0, checks=(), asked=0, spans=NO_SPANS,
         )  # fmt: skip
 
 
@@ -243,6 +253,7 @@ class SampledTokens:
     proposed: Int32Array = field(default_factory=_nothing)  # [S] how many of these; behind them anything
     prompt_logprobs: dict[int, tuple[int, PromptLogprobs]] = field(default_factory=dict)
     """By slot, for those that asked: the position of the first prompt token that the step scored, and its scores."""
+    unsound: tuple[int, ...] = ()  # which of the step's `checks` found a row that is not finite, on any rank
 
 
 class PendingStep(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +17,7 @@ from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.kernels.row_codec import decode_rows, encode_rows
 
 CPU = torch.device("cpu")
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ODD_POOL = (1 << 20) + 128 * 7  # a multiple of 128, and of no page
 
 
@@ -90,6 +93,50 @@ def test_moves_copy_all_layers_in_order(small_architecture, geometry_of) -> None
         cache.move([PageMove(kind, 3, 1), PageMove(kind, 1, 0)])
         for (layer, name), values in before.items():
             assert torch.equal(_read(cache, layer, kind, 0, name), values)
+
+
+def random_moves(cache: KVCache, random: Random, count: int) -> list[PageMove]:
+    """Some of which touch what others do, of either kind: both ends' pages lie on the same bytes."""
+    kinds = [random.choice(list(LayerKind)) for _ in range(count)]
+    pages = [[random.randrange(cache.num_pages[kind]) for _ in "sd"] for kind in kinds]
+    return [PageMove(kind, *two) for kind, two in zip(kinds, pages, strict=True)]
+
+
+def one_by_one(cache: KVCache, moves: list[PageMove]) -> torch.Tensor:
+    """What the arena holds after each move has waited for the one before it."""
+    arena = cache.arena.cpu().clone()
+    for move in moves:
+        size = cache.geometry.page(move.kind).page_bytes
+        first = 0 if move.kind is LayerKind.SLIDING else cache.pool_bytes - size
+        step = size if move.kind is LayerKind.SLIDING else -size
+        source, destination = (first + step * page for page in (move.source, move.destination))
+        arena[destination : destination + size] = arena[source : source + size].clone()
+    return arena
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_moves_at_once_are_moves_one_by_one(device: str, small_architecture, geometry_of) -> None:
+    geometry = geometry_of(small_architecture("e4b"), KVCacheDtype.INT8)
+    for seed in range(20):
+        cache = KVCache(geometry, ODD_POOL, device=torch.device(device))
+        cache.arena.copy_(torch.randint(0, 256, cache.arena.shape, dtype=torch.uint8))
+        moves = random_moves(cache, Random(seed), 40)
+        expected = one_by_one(cache, moves)
+        cache.move(moves)
+        assert torch.equal(cache.arena.cpu(), expected)
+
+
+def test_a_window_is_copied_at_once(small_architecture, geometry_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    geometry = geometry_of(small_architecture("e4b"), KVCacheDtype.BFLOAT16)
+    cache = KVCache(geometry, ODD_POOL, device=CPU)
+    launches: list[int] = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (launches.append(len(to)), copy(to, of)))
+    half = cache.num_pages[LayerKind.SLIDING] // 4
+    cache.move([PageMove(LayerKind.SLIDING, page, half + page) for page in range(half)])
+    cache.move([PageMove(LayerKind.SLIDING, 0, 1), PageMove(LayerKind.SLIDING, 1, 2)])
+    cache.move([PageMove(LayerKind.SLIDING, 0, 0)])
+    assert launches == [half, 1, 1]
 
 
 def test_stamps_of_the_other_kind_end_where_a_page_is_written(small_architecture, geometry_of) -> None:

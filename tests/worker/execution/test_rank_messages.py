@@ -13,7 +13,7 @@ import pytest
 
 from modelserve.architecture import LayerKind
 from modelserve.termination import TerminationReason
-from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
 from modelserve_worker.execution.rank_ring import RankRing, RingAborted
 from modelserve_worker.request import SamplingParams
@@ -58,6 +58,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         stores=tuple(HostCopy(list(LayerKind)[i % 2], i, 7 * i) for i in range(moves)),
         loads=tuple(HostCopy(list(LayerKind)[i % 2], i, 9 * i) for i in range(2 * moves)),
         loads_awaited=moves,
+        checks=tuple(PageCheck(list(LayerKind)[i % 2], i, 1 + 5 * i) for i in range(moves)),
         generated=rows - 1,
     )
 

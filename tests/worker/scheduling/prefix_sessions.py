@@ -11,6 +11,7 @@ from stamped_device import StampedDevice, StampedModel
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
+from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
@@ -46,6 +47,7 @@ class Sessions:
         self.texts: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
         self.stamped = stamped
+        self.last_step = 0
         self.holders: dict[int, str] = {}  # requests by slot
         self.device = StampedDevice(
             MODEL, geometry, pool_bytes if stamped else 0, self._token_at, slots=slots, longest=longest,
@@ -74,8 +76,12 @@ class Sessions:
         return request
 
     def step(self) -> ScheduledBatch | None:
+        """Without a device copies to and from host memory end with the step that brought them."""
+        if not self.stamped and (tier := self.reuse.host) is not None:
+            tier.progress(HostProgress(tier.pool.layout.num_pieces, self.last_step, self.last_step))
         batch = self.scheduler.schedule()
         if batch is not None:
+            self.last_step = batch.step
             self.answer(batch)
         return batch
 

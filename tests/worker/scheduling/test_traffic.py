@@ -190,7 +190,7 @@ class Traffic:
             return
         batch = self.scheduler.schedule()
         if batch:
-            assert batch.num_tokens or batch.stores or batch.loads
+            assert batch.num_tokens or batch.stores or batch.loads or batch.checks
             assert batch.num_tokens <= self.scheduler.limits.max_num_batched_tokens
             self.holders.update({admitted.slot: admitted.request_id for admitted in batch.admitted})
             assert all(self.clients[request_id].finish is None for request_id in self.names(batch))

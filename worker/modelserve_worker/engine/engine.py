@@ -40,7 +40,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_requests or self._pending is not None or bool(self._compiling)
+        waiting = self._pending is not None or bool(self._compiling)
+        return waiting or self.scheduler.has_requests or self.scheduler.prefixes.has_checks
 
     @property
     def has_work_in_flight(self) -> bool:

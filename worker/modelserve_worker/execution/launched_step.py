@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -116,6 +116,22 @@ class LaunchedStep:
         count = int(self._wanted[row])
         top = zip(top_tokens[row, :count].tolist(), top_logprobs[row, :count].tolist(), strict=True)
         return TokenLogprobs(float(chosen[row]), int(rank[row]), tuple(top))
+
+
+class CheckedStep:
+    """A step that looks at pages as well; `unsound` says of each, in pinned memory, what it has found."""
+
+    def __init__(self, step: PendingStep, unsound: Tensor) -> None:
+        self._step = step
+        self._unsound = unsound
+
+    def constrain(self, masks: Int32Array) -> PendingStep:
+        step = self._step.constrain(masks)
+        return step if isinstance(step, FailedStep) else CheckedStep(step, self._unsound)
+
+    def result(self) -> SampledTokens:
+        sampled = self._step.result()  # the device has passed the step
+        return replace(sampled, unsound=tuple(np.flatnonzero(self._unsound.numpy()).tolist()))
 
 
 class UnsampledStep:

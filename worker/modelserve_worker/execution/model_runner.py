@@ -31,7 +31,7 @@ from modelserve_worker.execution.exact_attention import ExactAttention
 from modelserve_worker.execution.host_memory import HostMemory
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.launched_step import Drafted, LaunchedStep, UnsampledStep
+from modelserve_worker.execution.launched_step import CheckedStep, Drafted, LaunchedStep, UnsampledStep, to_host
 from modelserve_worker.execution.page_groups import page_groups
 from modelserve_worker.execution.paged_attention import PagedAttention
 from modelserve_worker.execution.prompt_scores import PromptScorer, ScoredChunk
@@ -119,6 +119,7 @@ class GPUModelRunner:
             few_rows, architecture.hidden_size, dtype=model.dtype, device=device
         )  # fmt: skip
         self._graphs: StepGraphs | None = None
+        self._unsound = torch.zeros(0)  # what the last step with checks has found
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         if drafter is not None:
             drafter.attach(self._cache_reader)
@@ -167,7 +168,8 @@ class GPUModelRunner:
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step. An error of the launch is raised by the returned step's `result`, not here."""
         try:
-            return self._launch(batch)
+            step = self._launch(batch)
+            return CheckedStep(step, self._unsound) if batch.checks else step
         except InvalidInput as error:  # from packing, which is the same on every rank
             return FailedStep(error, before_collectives=True)
         except Exception as error:
@@ -250,6 +252,10 @@ class GPUModelRunner:
         if batch.loads_awaited and self.host is not None:
             self.host.await_loads(batch.loads_awaited)
         self.cache.move(batch.page_moves)
+        if batch.checks:  # of the heads that any rank has
+            with self._scratch():
+                unsound = self.cache.unsound(batch.checks).float()[:, None]
+            self._unsound = to_host(self.model.parallel.all_gather(unsound).any(-1))
         self.tables.apply(updates)
         if self.host is not None:
             self.host.launch(batch)

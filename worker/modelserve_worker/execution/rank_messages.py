@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.batch import AdmittedRequest, HostCopy, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 
 _KINDS = tuple(LayerKind)
 # Step, awaited loads, generated segments and asked drafts; slots, starts, lengths, sampled, given, targets, output
-# counts, tokens, constrained, spare slots, moves, stores, loads, two tables of three columns, spans of five.
-_SECTIONS = 21
+# counts, tokens, constrained, spare slots, moves, stores, loads, checks, two tables of three columns, spans of five.
+_SECTIONS = 22
 _WORD = 4
 
 Words = NDArray[np.int32]
@@ -45,6 +45,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         np.array(moves, dtype=np.int32).reshape(-1),
         _copies(batch.stores),
         _copies(batch.loads),
+        _copies(batch.checks),
         *_columns(batch.global_updates),
         *_columns(batch.sliding_updates),
         np.concatenate(batch.spans) if len(batch.spans.segments) else batch.spans.segments,
@@ -78,7 +79,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
     first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
     (
         slots, starts, lengths, sampled, given, targets, output_counts, token_ids, constrained, spare_slots, moves,
-        stores, loads, *tables, spans,
+        stores, loads, checks, *tables, spans,
     ) = arrays  # fmt: skip
     rest = memoryview(message)[int(ends[-1]) * _WORD :]
     admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
@@ -101,6 +102,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         stores=_host_copies(stores),
         loads=_host_copies(loads),
         loads_awaited=int(first[1]),
+        checks=tuple(PageCheck(*check) for check in _host_copies(checks)),
         generated=int(first[2]),
         asked=int(first[3]),
         spans=SpanRows(*spans.reshape(5, -1)) if len(spans) else NO_SPANS,
@@ -111,8 +113,8 @@ def _columns(updates: TableUpdates) -> tuple[Words, Words, Words]:
     return updates.slots, updates.indices, updates.pages
 
 
-def _copies(copies: Sequence[HostCopy]) -> Words:
-    words = [(_KINDS.index(copy.kind), copy.page, copy.place) for copy in copies]
+def _copies(copies: Sequence[HostCopy | PageCheck]) -> Words:
+    words = [(_KINDS.index(kind), page, number) for kind, page, number in copies]
     return np.array(words, dtype=np.int32).reshape(-1)
 
 

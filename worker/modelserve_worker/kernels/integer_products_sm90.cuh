@@ -28,7 +28,7 @@ constexpr float MOST = 32512.0f;           // 127 * 256: the largest integer who
 constexpr float ROUNDING = 12582912.0f;    // 1.5 * 2^23: a sum with it ends in the nearest integer
 constexpr float LEAST_UNIT = 7.888609e-31f;  // 2^-100, whose inverse is a number
 
-// All lanes of a warp. Where one of the 32 is no number, `unit` is none.
+// All lanes of a warp. Where one of the 32 is infinite or no number, `unit` is no number.
 __device__ __forceinline__ Integers integers_of(uint4 loaded) {
   const u32 pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
   u32 most = 0;  // without signs, order is that of numbers, and what is no number is largest

@@ -4,7 +4,12 @@
 // Unpacking binds a product of few rows, and what bfloat16 takes of it is most of the time: a pair of elements a shift and
 // a logical operation. Integers of eight bits take one logical operation for four elements. So x becomes integers, too: of
 // each 32 inputs a power of two times numbers of sixteen bits, which are two columns of m16n8k32 products, their high and
-// their low bytes. Products of 32 inputs are exact, and every element of x is within 2^-15 of the largest of its 32.
+// their low bytes. Every element of x is within 2^-15 of the largest of its 32. The sum of 32 products is an exact integer
+// of up to 32 x 240 x 127 x 256, which its conversion to float rounds to 24 bits, before the offset of the elements is taken
+// off: to within 2^-24 of the sum with that offset.
+//
+// Where one of 32 inputs is infinite or no number, their products are no numbers (integer_products_sm90.cuh). Other kernels
+// multiply such inputs as float does, so an infinite one may leave an infinite output there and none here.
 //
 // A CTA takes tiles of OUTPUTS rows of the matrix, over all inputs or, SPLIT, over a part of them: then output is
 // [parts, rows, outputs] float32, and whoever reads it adds the parts. Warps work in groups of OUTPUTS / 32. In every stage

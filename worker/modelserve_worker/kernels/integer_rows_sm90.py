@@ -1,6 +1,7 @@
 """Products of one or two rows with symmetric INT4 matrices on Hopper: the launch of `integer_rows_sm90.cu`.
 
-Elements of x are rounded to within 2^-15 of the largest of their 32, which is far below what bfloat16 left of them.
+Elements of x are rounded to within 2^-15 of the largest of their 32, which is far below what bfloat16 left of them. One
+that is infinite, or no number, makes NaN of all outputs: of its 32 the unit is NaN. Other kernels give what float does.
 """
 
 from __future__ import annotations

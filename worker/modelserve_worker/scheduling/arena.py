@@ -47,10 +47,11 @@ class OutOfPagesError(Exception):
 class Page:
     """A page that somebody owns: entries (slot, index) of block tables of its kind, and `keepers` that need none.
 
-    Its number may change with any allocation. Some of its keepers may claim that its rows are nowhere else.
+    Its number may change with any allocation. Some of its keepers may claim that its rows are nowhere else. The first
+    `sound_rows` of them were looked at, and are finite (page_checks.py).
     """
 
-    __slots__ = ("claims", "entries", "keepers", "kind", "number")
+    __slots__ = ("claims", "entries", "keepers", "kind", "number", "sound_rows")
 
     def __init__(self, kind: LayerKind, number: int, slot: int, index: int) -> None:
         self.kind = kind
@@ -58,6 +59,7 @@ class Page:
         self.entries = [(slot, index)]
         self.keepers = 0
         self.claims = 0
+        self.sound_rows = 0
 
 
 class Keeper(Protocol):
@@ -158,11 +160,13 @@ class PageArena:
         self.free_bytes = pool_bytes
         self.moves_made = 0
         self.copies_made = 0
+        self.renumbered = False  # whether pages have other numbers since the moves before those that were taken last
         self.keeper: Keeper = _KeepsNothing()
         self._ends = {
             kind: _End(kind, geometry.page(kind).page_bytes) for kind in (LayerKind.SLIDING, LayerKind.GLOBAL)
         }
         self._moves: list[PageMove] = []
+        self._renumbered = 0  # `moves_made` when moves were taken last
 
     @property
     def available_bytes(self) -> int:
@@ -299,6 +303,7 @@ class PageArena:
         owned = sum((end.held + end.cached) * end.page_bytes for end in self._ends.values())
         assert owned == self.held_bytes + self.cached_bytes == self.pool_bytes - self.free_bytes, "bytes were lost"
         moves, self._moves = tuple(self._moves), []
+        self.renumbered, self._renumbered = self.moves_made > self._renumbered, self.moves_made
         return moves
 
     def take_updates(self, kind: LayerKind) -> TableUpdates:

@@ -14,7 +14,7 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from modelserve_worker.scheduling.arena import Page
@@ -31,15 +31,15 @@ class CacheEvents:
     def __init__(self, page_tokens: int, publish: Callable[[list[Event]], None]) -> None:
         self._page_tokens = page_tokens
         self._publish = publish
-        self._tails: dict[Tail[Page], None] = {}
+        self._told = 0  # tails that are live, or about to be told that they are not
         self._uses: Counter[bytes] = Counter()  # by digest: told tails that end in the block, and told blocks behind it
         self._events: list[Event] = []
 
     def left(self, tail: Tail[Page], chain: TokenChain, *, tenant: str, salt: str) -> None:
         """`tail` is live, and its request has these tokens and whoever they are shared with."""
-        if tail in self._tails:
+        if tail.told:
             return
-        self._tails[tail] = None
+        tail.told, self._told = True, self._told + 1
         new: list[Block[Page]] = []
         for block in _way(tail.block):
             self._uses[block.digest] += 1
@@ -70,19 +70,18 @@ class CacheEvents:
             }
         )
 
-    def tell(self) -> None:
-        """Publish what has changed, tails that are no longer live included."""
-        gone = [tail for tail in self._tails if not tail.live]
+    def tell(self, gone: Sequence[Tail[Page]]) -> None:
+        """Publish what has changed; of the tails told of, `gone` are no longer live."""
+        self._told -= len(gone)
         removed: list[int] = []
         for tail in gone:
-            del self._tails[tail]
             for block in _way(tail.block):
                 self._uses[block.digest] -= 1
                 if self._uses[block.digest]:
                     break
                 del self._uses[block.digest]
                 removed.append(_hash(block))
-        if gone and not self._tails:
+        if gone and not self._told:
             self._events.append({"type": "AllBlocksCleared"})
         elif removed:
             self._events.append({"type": "BlockRemoved", "block_hashes": removed, **GROUP})

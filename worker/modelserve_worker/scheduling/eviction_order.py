@@ -9,7 +9,8 @@ every tail, and is looked at when somebody asks.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+import math
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic
@@ -48,13 +49,18 @@ class EvictionOrder(Generic[P]):
         self._count(tail, -tail.bytes)
 
     def __iter__(self) -> Iterator[Tail[P]]:
-        """The first to go first. Tails that go, or change, meanwhile keep the places that they had."""
-        yield from self._copied([(NOTHING, None)])
+        """The first to go first. Tails may go, or change, meanwhile; those that change may be met again."""
+        return self.losing(NOTHING)
+
+    def losing(self, least: int) -> Iterator[Tail[P]]:
+        """Those with which at least so much is lost."""
+        if least == NOTHING:
+            yield from self._among((NOTHING, None))
         share = self._total_bytes / max(1, len(self._bytes))
         beyond = {client for client, used in self._bytes.items() if used > share}
-        for loss in (COPY, ROWS):
-            yield from self._copied((loss, client) for client in beyond)
-            yield from (tail for tail in self._copied([(loss, None)]) if tail.client not in beyond)
+        for loss in range(max(least, COPY), ROWS + 1):
+            yield from self._among(*((loss, client) for client in beyond))
+            yield from (tail for tail in self._among((loss, None)) if tail.client not in beyond)
 
     def check_integrity(self, live: Iterable[Tail[P]]) -> None:
         """Raise AssertionError unless it has these tails, the oldest first, where they belong."""
@@ -91,6 +97,13 @@ class EvictionOrder(Generic[P]):
             if not among:
                 del self._sorted[loss, client]
 
-    def _copied(self, keys: Iterable[tuple[int, str | None]]) -> Iterator[Tail[P]]:
-        lists = [list(self._sorted[key]) for key in keys if key in self._sorted]
-        return (tail for _, _, tail in heapq.merge(*lists))
+    def _among(self, *keys: tuple[int, str | None]) -> Iterator[Tail[P]]:
+        """Of these lists, each of which is looked at where it was left: none of them is copied."""
+        return (tail for _, _, tail in heapq.merge(*map(self._in_order, keys)))
+
+    def _in_order(self, key: tuple[int, str | None]) -> Iterator[tuple[float, int, Tail[P]]]:
+        last: tuple[float, float] = (-math.inf, 0)
+        while (among := self._sorted.get(key)) and (at := bisect_right(among, last)) < len(among):
+            place = among[at]
+            last = place[0], place[1] + 0.5
+            yield place

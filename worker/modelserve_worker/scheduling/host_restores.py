@@ -7,6 +7,7 @@ behind the copies (`after`), as does a move of one of them. So no memory is lost
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from modelserve.architecture import LayerKind
@@ -41,6 +42,7 @@ class HostRestores:
         self._cache = cache
         self._geometry = geometry
         self._restores: dict[Tail[HostPage], _Restore] = {}
+        self._awaited: defaultdict[str, list[Tail[Page]]] = defaultdict(list)  # that came, by who has not begun
         self._after = 0
         self._unheard = 0  # the last step of which copies may be on their way for ever, on some rank
         self.ready: list[str] = []  # requests that wait no longer
@@ -70,6 +72,11 @@ class HostRestores:
             self.restored_bytes += self._geometry.page(copy.host.kind).page_bytes
         for restore in [r for r in self._restores.values() if all(0 < copy.step <= step for copy in r.copies)]:
             self._finish(restore)
+
+    def arrived(self, request_id: str) -> None:
+        """The request holds its pages, or has ended: what came for it may go."""
+        for tail in self._awaited.pop(request_id, ()):
+            tail.awaited.discard(request_id)
 
     def forget_request(self, request_id: str) -> None:
         """It waits no longer; the rows come all the same."""
@@ -148,10 +155,9 @@ class HostRestores:
     def _finish(self, restore: _Restore) -> None:
         source = restore.source
         block = self._cache.block_of(source.block.digests())
-        same = (each for each in block.tails if each.end == source.end and each.lowest <= source.lowest)
-        tail = next(
-            (each for each in same if each.reach(source.tokens, source.first, source.marks) == source.end), None
-        )
+        behind = source.tokens[block.depth * self._cache.page_tokens - source.first :]
+        same = block.tails.ending(behind, source.marks)
+        tail = next((each for each in same if each.lowest <= source.lowest), None)
         if tail is None:
             tail = Tail(
                 block, source.end, source.lowest, source.first, source.tokens, restore.partial, dict(restore.sliding),
@@ -161,6 +167,8 @@ class HostRestores:
         if source.live and source.twin is not None and not source.twin.live:
             self._cache.stand_in(tail, source)
         tail.awaited |= restore.requests
+        for request_id in restore.requests:
+            self._awaited[request_id].append(tail)
         self._release(restore)
 
     def _release(self, restore: _Restore) -> None:

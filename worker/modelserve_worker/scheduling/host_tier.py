@@ -21,9 +21,10 @@ from typing import NamedTuple
 from modelserve.architecture import LayerKind
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
-from modelserve_worker.batch import HostCopy
+from modelserve_worker.batch import HostCopy, PageCheck
 from modelserve_worker.host_pages import LANE_ENDED, HostLayout, HostProgress
 from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.scheduling.eviction_order import ROWS
 from modelserve_worker.scheduling.host_pool import HostPage, HostPool
 from modelserve_worker.scheduling.host_restores import HostRestores
 from modelserve_worker.scheduling.host_stores import HostStores
@@ -49,6 +50,7 @@ class HostCopies(NamedTuple):
     stores: tuple[HostCopy, ...] = ()
     loads: tuple[HostCopy, ...] = ()
     loads_awaited: int = 0
+    checks: tuple[PageCheck, ...] = ()
 
 
 class _HostIndex(TailIndex[HostPage]):
@@ -130,12 +132,12 @@ class HostTier:
         if spare >= target:
             return
         started = refused = 0
-        for tail in self._cache.victims():
+        for tail in self._cache.victims(ROWS):
             if spare >= target + target // _AHEAD_SHARE or started == _MOST_AT_ONCE:
                 return
             if refused == _MOST_AT_ONCE:
                 break
-            if tail in self._unsaved and tail not in self.stores:
+            if tail not in self.stores:
                 size = self._unsaved.bytes_of(tail)
                 if self.stores.start(tail):
                     spare, started = spare + size, started + 1
@@ -181,8 +183,7 @@ class HostTier:
     def begun(self, request_id: str) -> None:
         """The request holds its pages: what was brought back for it may go."""
         if request_id in self._asked:
-            for tail in self._cache.tails:
-                tail.awaited.discard(request_id)
+            self.restores.arrived(request_id)
 
     def gone(self, request_id: str) -> None:
         """The request has ended."""
@@ -190,10 +191,22 @@ class HostTier:
         self.restores.forget_request(request_id)
         del self._asked[request_id]
 
-    def clear(self) -> None:
-        """What pages hold, and what was copied from them, is not believed."""
+    def step_failed(self) -> None:
+        """Copies that go out with steps may not have begun."""
         self.restores.clear()
         self.stores.clear()
+
+    def distrust(self, digests: set[bytes]) -> None:
+        """Copies of the pages of these blocks are not believed, nor what is on its way from them."""
+        if any(digest in self.index for digest in digests):
+            for tail in list(self.index.tails):
+                if any(block.digest in digests for block in tail.block.upwards()):
+                    self.index.evict(tail)
+        self.restores.give_up()
+
+    def clear(self) -> None:
+        """What pages hold, and what was copied from them, is not believed."""
+        self.step_failed()
         self._forget_all()
 
     def _forget_all(self) -> None:

@@ -17,9 +17,10 @@ from modelserve.planning.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.eviction_order import COPY, NOTHING, ROWS
+from modelserve_worker.scheduling.page_checks import PageChecks
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.tail_index import LEAST_KNOWN, TailIndex
-from modelserve_worker.scheduling.tails import Hit, Tail
+from modelserve_worker.scheduling.tails import Block, Hit, Tail
 from modelserve_worker.scheduling.token_chain import TokenChain
 from modelserve_worker.scheduling.unsaved_tails import UnsavedTails
 
@@ -47,6 +48,8 @@ class PrefixCache(TailIndex[Page]):
         # Where there is a tier behind this one: the tails that it has not, and those that it has.
         self.unsaved: UnsavedTails | None = None
         self.behind: TailIndex[Any] | None = None
+        self.checks = PageChecks()
+        self._gone: list[Tail[Page]] = []  # of those that were told
         arena.keeper = self
 
     def watch(self, table: PageTable) -> None:
@@ -85,8 +88,20 @@ class PrefixCache(TailIndex[Page]):
         if self.unsaved is not None:
             self.unsaved.remove(tail)
         super().evict(tail)
+        if tail.told:
+            self._gone.append(tail)
         if not tail.has_twin:
             self.lost(tail)
+
+    @property
+    def inserted(self) -> int:
+        """How many tails were ever live: the number of the last of them."""
+        return self._inserted
+
+    def take_gone(self) -> list[Tail[Page]]:
+        """Those of the told tails that are no longer live since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
 
     def lost(self, tail: Tail[Page]) -> None:
         """Neither tier has it any more."""
@@ -171,8 +186,36 @@ class PrefixCache(TailIndex[Page]):
         self._supersede(tail, tail.superseded and gone.superseded)
         self.price(tail)
 
+    def distrust(self, pages: set[Page]) -> set[bytes]:
+        """What these pages hold is no use to anybody: give up all tails with one of them, and their copies. Digests of
+        the blocks that had some of them."""
+        unsound: dict[Block[Page], bool] = {}
+
+        def is_unsound(block: Block[Page] | None) -> bool:
+            way = []
+            while block is not None and block not in unsound:
+                way.append(block)
+                block = block.parent
+            before = block is not None and unsound[block]
+            for each in reversed(way):
+                before = unsound[each] = before or each.page in pages
+            return before
+
+        for tail in list(self._tails):
+            if is_unsound(tail.block) or not pages.isdisjoint(tail.own_pages):
+                self.give_away(tail)
+        return {block.digest for block, found in unsound.items() if found}
+
+    def give_away(self, tail: Tail[Page]) -> None:
+        """Give up a live tail and its copy in the other tier."""
+        twin = tail.twin
+        self.evict(tail)
+        if self.behind is not None and twin is not None and twin.live:
+            self.behind.evict(twin)
+
     def clear(self) -> None:
         """What pages hold is unknown: forget all of it."""
+        self.checks.clear()
         for tail in list(self._tails):
             self.evict(tail)
         for table in self._tables:
@@ -214,6 +257,10 @@ class PrefixCache(TailIndex[Page]):
         for page, count in kept.items():
             assert page.keepers == count, f"page {page.number} has {count} keepers, {page.keepers} counted"
         assert self._arena.num_keepers == sum(kept.values()), "somebody else keeps pages"
+
+    def _is_trusted(self, hit: Hit[Page]) -> bool:
+        suspects = self.checks.suspects
+        return not suspects or suspects.isdisjoint((*hit.global_pages, *hit.sliding_pages.values()))
 
     def _loss(self, tail: Tail[Page]) -> int:
         loss = super()._loss(tail)
@@ -280,12 +327,10 @@ class PrefixCache(TailIndex[Page]):
 
     def _same(self, chain: TokenChain, end: int) -> Tail[Page] | None:
         """A live tail of these tokens that ends here."""
-        size = self.page_tokens
-        block = self._blocks.get(chain.digest(end // size))
-        start = end // size * size
-        tokens, marks = chain.tokens(start, end), chain.marks(start, end)
-        of_block = [] if block is None else block.tails
-        return next((tail for tail in of_block if tail.end == end and tail.reach(tokens, start, marks) == end), None)
+        start = end // self.page_tokens * self.page_tokens
+        block = self._blocks.get(chain.digest(end // self.page_tokens))
+        same = () if block is None else block.tails.ending(chain.tokens(start, end), chain.marks(start, end))
+        return next(iter(same), None)
 
     def _frees(self, tail: Tail[Page]) -> bool:
         """Whether bytes are free when it goes."""

@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002 - NoReuse has the signatures of PrefixReuse
 """What a scheduler does for a prefix cache: where requests resume, where their chunks end, which tails they leave.
 
 A chunk costs a step, so chunks are cut only at a position that is worth it: where the front end says that histories
@@ -12,7 +11,7 @@ do not delay a step.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.host_tier import HostCopies, HostTier
 from modelserve_worker.scheduling.known_texts import KnownTexts
+from modelserve_worker.scheduling.no_reuse import NO_COPIES, NO_SLOTS, NoReuse
 from modelserve_worker.scheduling.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
 from modelserve_worker.scheduling.tail_index import LEAST_GAP_PAGES
@@ -33,96 +33,6 @@ from modelserve_worker.scheduling.tails import Hit
 from modelserve_worker.scheduling.token_chain import TokenChain
 
 _TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
-NO_SLOTS = np.zeros(0, dtype=np.int32)
-NO_COPIES = HostCopies()
-
-
-class NoReuse:
-    """Every request computes all of its prompt, and leaves nothing."""
-
-    keeps_pages = False
-    has_host_tier = False
-    has_copies = False  # to or from host memory, for the next step
-    arriving_bytes = 0  # of pages whose rows are on their way from host memory
-
-    def counts(self) -> dict[str, int]:
-        """What `EngineStats` says of it."""
-        return {}
-
-    def find(self, request: Request) -> Hit[Page] | None:
-        """Where a waiting request would resume."""
-        return None
-
-    def shared_bytes(self, hit: Hit[Page] | None) -> int:
-        """Bytes of its pages that running requests hold already, and that it will not write."""
-        return 0
-
-    def begin(self, running: RunningRequest, hit: Hit[Page] | None) -> int:
-        """Reserve the pages of a stay. The position at which it begins."""
-        running.table.reserve(running.request.num_tokens)
-        return 0
-
-    def holds_back(self, request: Request, hit: Hit[Page] | None, needed_bytes: int) -> bool:
-        """Whether an admission that needs so many bytes, those of its hit included, waits for what is being stored in
-        host memory."""
-        return False
-
-    def fetch(self, request: Request, hit: Hit[Page] | None) -> bool:
-        """Whether a request that would be admitted with this hit waits for rows from host memory first."""
-        return False
-
-    def copied(self, progress: HostProgress) -> None:
-        """How far copies to and from host memory have come."""
-
-    def take_ready(self) -> list[str]:
-        """Requests that wait for host memory no longer."""
-        return []
-
-    def prepare(self, needed_bytes: int) -> None:
-        """The first in the queue needs so many bytes."""
-
-    def take_copies(self, step: int, *, moves_pages: bool) -> HostCopies:
-        """What goes out with a step, whose moves and page numbers are fixed."""
-        return NO_COPIES
-
-    def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
-        """End chunks at checkpoints that lie inside them; `shares` [P] are changed in place."""
-
-    def write(
-        self, running: RunningRequests, slots: Int32Array, starts: Int32Array, ends: Int32Array, *, decodes: int
-    ) -> Int32Array:
-        """Prepare the tables of a step's requests [R] behind its decodes. The slots through which they store rows for a
-        tail: [R], -1 for none, or empty where nobody has one."""
-        return NO_SLOTS
-
-    def computed(
-        self,
-        running: RunningRequests,
-        slots: Int32Array,
-        ends: Int32Array,
-        samples: NDArray[np.bool_],
-        *,
-        decodes: int,
-    ) -> None:
-        """A step is scheduled, and its updates are taken: tails are due where they are worth it."""
-
-    def settle(self) -> None:
-        """Leave the tails that are due, before the next step is scheduled."""
-
-    def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
-        """A stay ends with so many rows computed, which others may read where they are `sound`."""
-
-    def gone(self, request_id: str) -> None:
-        """The request has ended."""
-
-    def clear(self) -> None:
-        """What cached pages hold is unknown."""
-
-    def tell(self) -> None:
-        """Tell whoever listens what is cached since the last call, and what no longer is."""
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every keeper of a page is known."""
 
 
 class PrefixReuse(NoReuse):
@@ -193,13 +103,14 @@ class PrefixReuse(NoReuse):
         if self.texts is not None and first_stay and not len(request.predicted_token_ids):
             chain, prompt = self._chain(request), len(request.prompt_token_ids)
             request.predicted_token_ids = array("i", self.texts.following(chain, prompt).tobytes())
-        running.checkpoints = self._checkpoints(request, start)
+        trail = running.trail
+        trail.checkpoints = self._checkpoints(request, start)
         self.cache.watch(table)  # it may be asked for what it keeps while it resumes
         if hit is None:
             table.reserve(request.num_tokens)
         else:
             self.cache.follow(hit)
-            running.tail, running.joined = hit.tail, start
+            trail.resume(hit)
             if self.events is not None and start >= hit.tail.block.depth * self.cache.page_tokens:
                 # It may have come from host memory, which no router was told of.
                 self.events.left(hit.tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
@@ -213,8 +124,12 @@ class PrefixReuse(NoReuse):
         return self.host is not None
 
     @property
-    def has_copies(self) -> bool:  # type: ignore[override]
-        return self.host is not None and self.host.queued
+    def has_checks(self) -> bool:  # type: ignore[override]
+        return self.cache.checks.due
+
+    @property
+    def has_errands(self) -> bool:  # type: ignore[override]
+        return self.has_checks or (self.host is not None and self.host.queued)
 
     @property
     def arriving_bytes(self) -> int:  # type: ignore[override]
@@ -248,7 +163,11 @@ class PrefixReuse(NoReuse):
         return self.host.holds_back(request.request_id, needed_bytes - cached)
 
     def fetch(self, request: Request, hit: Hit[Page] | None) -> bool:
-        if self.host is None or (request.sampling.prompt_logprobs is not None and not request.output_token_ids):
+        if (
+            self.host is None
+            or self.cache.checks.suspects
+            or (request.sampling.prompt_logprobs is not None and not request.output_token_ids)
+        ):
             return False
         here = 0 if hit is None else hit.position
         chain, least = self._chain(request), here + self._least_gap
@@ -268,13 +187,15 @@ class PrefixReuse(NoReuse):
         if self.host is not None:
             self.host.prepare(needed_bytes)
 
-    def take_copies(self, step: int, *, moves_pages: bool) -> HostCopies:
-        return NO_COPIES if self.host is None else self.host.take(step, moves_pages=moves_pages)
+    def take_errands(self, step: int, *, moves_pages: bool) -> HostCopies:
+        copies = NO_COPIES if self.host is None else self.host.take(step, moves_pages=moves_pages)
+        checks = self.cache.checks.take(step)
+        return copies._replace(checks=checks) if checks else copies
 
     def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
         for i, (running, start) in enumerate(zip(stays, starts.tolist(), strict=True)):
-            if running.checkpoints:
-                ahead = [at for at in running.checkpoints if at > start]
+            if checkpoints := running.trail.checkpoints:
+                ahead = [at for at in checkpoints if at > start]
                 if ahead and ahead[0] < start + shares[i]:
                     shares[i] = ahead[0] - start
 
@@ -302,10 +223,10 @@ class PrefixReuse(NoReuse):
         for i in (*last_tokens.tolist(), *range(decodes, len(slots))):
             (stay,) = running.stays(slots[i : i + 1])
             stay.table.sent()
-            end, checkpoints = int(ends[i]), stay.checkpoints
-            reached = bool(checkpoints) and checkpoints[0] <= end
-            stay.checkpoints = [at for at in checkpoints if at > end]
-            if samples[i] or reached or end - stay.joined >= self._tails_apart:
+            end, trail = int(ends[i]), stay.trail
+            reached = bool(trail.checkpoints) and trail.checkpoints[0] <= end
+            trail.checkpoints = [at for at in trail.checkpoints if at > end]
+            if samples[i] or reached or end - trail.joined >= self._tails_apart:
                 turn = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in stay.request.checkpoints)
                 self._due.append((stay, end, reached, turn))
 
@@ -324,6 +245,39 @@ class PrefixReuse(NoReuse):
         self.cache.unwatch(running.table)
         running.table.forget()
 
+    def distrust(self, running: RunningRequest, *, read: bool = False) -> None:
+        """Only what it wrote goes, so that nobody who makes requests fail can empty the cache of others."""
+        trail, table = running.trail, running.table
+        self._due = [each for each in self._due if each[0] is not running]
+        others = trail.read(self._geometry)
+        written = {*table.pages, *table.history, *(page for tail in trail.left for page in tail.own_pages)}
+        written -= others.keys()
+        for tail in trail.left:
+            if tail.live:
+                self.cache.give_away(tail)
+        table.forget()
+        self._give_up({page for page in written if page.keepers})  # others have resumed behind its rows
+        if read:
+            self.cache.checks.ask(others)
+            self._found = None
+
+    def checked(self, step: int, unsound: Collection[int]) -> None:
+        found = self.cache.checks.answered(step, unsound)
+        if found is not None:
+            self._give_up(found)
+            self._found = None
+
+    def step_failed(self, step: int) -> None:
+        self.cache.checks.failed(step)
+        if self.host is not None:
+            self.host.step_failed()
+
+    def _give_up(self, pages: set[Page]) -> None:
+        if pages:
+            digests = self.cache.distrust(pages)
+            if self.host is not None:
+                self.host.distrust(digests)
+
     def gone(self, request_id: str) -> None:
         self._chains.pop(request_id, None)
         self._found = None  # another one may have its id
@@ -339,7 +293,7 @@ class PrefixReuse(NoReuse):
 
     def tell(self) -> None:
         if self.events is not None:
-            self.events.tell()
+            self.events.tell(self.cache.take_gone())
 
     def check_integrity(self) -> None:
         self.cache.check_integrity(arriving=None if self.host is None else self.host.restores.kept())
@@ -363,14 +317,19 @@ class PrefixReuse(NoReuse):
     def _leave(
         self, running: RunningRequest, end: int, *, junction: bool = False, turn: bool = False, answer: bool = False
     ) -> None:
-        request = running.request
+        request, trail = running.request, running.trail
         if self._exact and end > len(request.prompt_token_ids):
             return
+        if end < trail.parted + self.cache.page_tokens:
+            return  # it would save next to nothing, and keep a window of its own
+        known = self.cache.inserted
         tail = self.cache.leave(
-            self._chain(request), end, running.table, previous=running.tail, joined=running.joined,
+            self._chain(request), end, running.table, previous=trail.tail, joined=trail.joined,
             client=request.client, junction=junction, turn=turn, answer=answer,
         )  # fmt: skip
         if tail is not None:
-            running.tail, running.joined = tail, end
+            trail.tail, trail.joined = tail, end
+            if tail.number > known:
+                trail.left.append(tail)
             if self.events is not None:
                 self.events.left(tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)

@@ -23,12 +23,12 @@ from modelserve_worker.batch import (
 )
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 from modelserve_worker.request import Request, TokenConstraint
-from modelserve_worker.scheduling.arena import Page, PageArena
+from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prompt_spans import has_embedded_rows, span_rows
 from modelserve_worker.scheduling.stopping import Stopping
-from modelserve_worker.scheduling.tails import Tail
+from modelserve_worker.scheduling.trail import Trail
 
 _NOTHING = np.zeros(0, dtype=np.int32)
 
@@ -57,9 +57,7 @@ class RunningRequest:
     stopping: Stopping
     shares_rows: bool = False  # with requests of its cache namespace
     ended: bool = False  # what it still has in flight is discarded
-    checkpoints: list[int] = field(default_factory=list)  # positions where a chunk is to end, rising
-    tail: Tail[Page] | None = None  # the last one on its way that a prefix cache has
-    joined: int = 0  # the last position that its tokens have in common with that one
+    trail: Trail = field(default_factory=Trail)
 
     def admitted(self) -> AdmittedRequest:
         """What the device learns of it when its first tokens are scheduled."""
@@ -392,7 +390,8 @@ class StepInFlight:
     """What the scheduler remembers of a step until its result comes."""
 
     step: int
-    moves_pages: bool
+    moves_pages: bool  # or copies some
+    renumbers: bool  # pages of anybody
     slots: Int32Array
     sampling: Int32Array  # those of `slots` that get tokens, in order
     drawn: Int32Array  # how many each may get

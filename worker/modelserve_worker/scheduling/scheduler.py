@@ -14,10 +14,10 @@ one step, whatever is beside them (whole_spans.py). Behind a long context rows a
 them, as many as a captured step. Steps follow what waits, in the front end too (held_back.py): half as long while few
 prompts do, up to three times as long where a crowd does (modelserve/planning/mixed_steps.py).
 
-Admission is first come first served, as many as slots and memory take at once, whether or not the step has tokens left
-for them. When the head of the queue does not fit, those behind it wait too, however small: the bytes that running
-requests give back gather for it, and as every running request ends, it gets in. Were smaller ones let past, they could
-take those bytes forever. Who waits for rows from host memory stands beside the queue, and then first in it again.
+Admission is first come first served, as many as slots and memory take at once, whatever the step has tokens for. When
+the head of the queue does not fit, those behind it wait too, however small: the bytes that running requests give back
+gather for it, and as every running request ends, it gets in. Were smaller ones let past, they could take those bytes
+forever. Who waits for rows from host memory stands beside the queue, and then first in it again.
 
 Pages. Admission reserves what all known tokens hold, and leaves free what the running requests will take next
 (admission.py). A prefill therefore never asks for pages, and a decode grows page by page. When the pool is out, the
@@ -37,9 +37,10 @@ is, and the answer takes back what was assumed too much. The end of a request by
 scheduled past it, nor one that might be while drafts are in flight; a stop or an abort is found one step late, and the
 token of the step in flight is discarded. Slot and pages return after the last step in flight.
 
-Failure. A failed step ends its requests, and leaves the device's block tables unknown until the next step names every
-entry again. Nothing else is lost, unless the step was to move pages, or another was launched behind it and has written
-rows wherever those tables pointed: then every other running request is recomputed.
+Failure. A failed step ends its requests with what they wrote, and leaves the device's block tables unknown until the
+next one names every entry again. Where pages were to move or be copied, others are recomputed. Nothing cached is
+believed where any page may hold anything: where one was to have another number, or a step behind has written wherever
+old tables pointed. Logits without numbers end their request alike; what it only read is looked at (page_checks.py).
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.held_back import HeldBack
 from modelserve_worker.scheduling.mixed_pace import MixedPace
+from modelserve_worker.scheduling.no_reuse import NoReuse
 from modelserve_worker.scheduling.page_table import PageTable
 from modelserve_worker.scheduling.prefill import prefill_shares
-from modelserve_worker.scheduling.prefix_reuse import NoReuse, PrefixReuse
+from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.request_queue import RequestQueue
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents, Totals
@@ -134,8 +136,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; None if it is unknown or has ended. Its pages return with its last step in flight."""
-        running = self._running.by_id.get(request_id)
-        if running:
+        if running := self._running.by_id.get(request_id):
             return self._finish(running, FinishReason.ABORT)
         if self._queue.remove(request_id):
             self.prefixes.gone(request_id)
@@ -158,7 +159,7 @@ class Scheduler:
             if admitted:
                 prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
-            return self._batch(_NOBODY, _NOBODY, _NOBODY, _NOBODY) if self.prefixes.has_copies else None
+            return self._batch(_NOBODY, _NOBODY, _NOBODY, _NOBODY) if self.prefixes.has_errands else None
         decodes, spare = self._spans.seat(decodes, prefills)
         drafts = self._running.drafts(decodes, drafting=self.drafting, spare=spare, arena=self.arena)
         rows = len(decodes) + int(drafts.sum())
@@ -175,6 +176,7 @@ class Scheduler:
     def update(self, sampled: SampledTokens) -> list[RequestOutput]:
         """Take the result of the oldest step in flight."""
         record = self._next_in_flight(sampled.step)
+        self.prefixes.checked(sampled.step, sampled.unsound)
         counters, slots = self._counters, record.sampling
         single = not len(sampled.counts)
         counts = np.ones_like(slots) if single else sampled.counts
@@ -207,7 +209,7 @@ class Scheduler:
         request, verdict = running.request, running.stopping.take(token_ids)
         first = not request.output_token_ids
         if NOT_A_NUMBER in token_ids[verdict.count :]:
-            self.prefixes.clear()  # it may have read rows that others would
+            self.prefixes.distrust(running, read=True)
         token_ids = token_ids[: verdict.count]
         if first and token_ids:
             self._totals.begin_answer(request)
@@ -219,20 +221,19 @@ class Scheduler:
         return verdict.outputs(request.request_id, token_ids, logprobs[: len(token_ids)], scores, drafts)
 
     def fail(self, step: int, error: str) -> list[RequestOutput]:
-        """The oldest step in flight failed: end its requests with `error` and discard their pages.
-
-        Other running requests are recomputed if what their pages hold is unknown: when the step was to move pages, or
-        when another step is in flight behind it.
-        """
+        """The oldest step in flight failed: end its requests with `error`."""
         record = self._next_in_flight(step)
         self._totals.failed_steps_total += 1
         self._tables_unknown = True
-        stays = self._running.stays(record.slots)
+        anywhere = record.renumbers or bool(self._in_flight)
+        for running in (stays := self._running.stays(record.slots)):
+            self.prefixes.distrust(running)
         outputs = [self._finish(running, FinishReason.ERROR, error=error) for running in stays if not running.ended]
-        if record.moves_pages or self._in_flight:
-            for running in reversed(list(self._running.by_id.values())):
-                self._preempt(running, sound=False)
-        self.prefixes.clear()
+        self.prefixes.step_failed(step)
+        for running in reversed(list(self._running.by_id.values()) if anywhere or record.moves_pages else []):
+            self._preempt(running, sound=False)
+        if anywhere:
+            self.prefixes.clear()
         self._running.return_pages(record.step)
         return outputs
 
@@ -343,8 +344,7 @@ class Scheduler:
         self._step += 1
         sampling = drawn > 0
         asked = self._running.drafts_to_ask(slots[sampling], drawn[sampling], drafting=self.drafting)
-        moves = self.arena.take_moves()
-        copies = self.prefixes.take_copies(self._step, moves_pages=bool(moves))
+        errands = self.prefixes.take_errands(self._step, moves_pages=bool(moves := self.arena.take_moves()))
         batch = ScheduledBatch(
             step=self._step,
             slots=slots,
@@ -364,7 +364,7 @@ class Scheduler:
             generated=segments.generated,
             asked=asked,
             spans=segments.spans,
-            **copies._asdict(),
+            **errands._asdict(),
         )
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
@@ -373,7 +373,7 @@ class Scheduler:
         counters.advance(slots, ends, drawn, self._step)
         self.prefixes.computed(self._running, slots, ends, sampling, decodes=len(decodes))
         self._in_flight.append(
-            StepInFlight(self._step, bool(batch.page_moves), slots, slots[sampling], drawn[sampling], asked)
+            StepInFlight(self._step, bool(moves), self.arena.renumbered, slots, slots[sampling], drawn[sampling], asked)
         )
         return batch
 

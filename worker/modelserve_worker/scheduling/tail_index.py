@@ -46,11 +46,13 @@ class TailIndex(Generic[P]):
         self._geometry = geometry
         self._prices = prices
         self._blocks: dict[bytes, Block[P]] = {}
-        self._unused: OrderedDict[bytes, Block[P]] = OrderedDict()  # known by their hash alone, the oldest first
+        self._unused: dict[bytes, Block[P]] = {}  # known by their hash alone
+        self._last_unused: OrderedDict[bytes, Block[P]] = OrderedDict()  # childless ones, the oldest first
         self._most_unused = LEAST_KNOWN
         self._tails: dict[Tail[P], None] = {}  # the oldest first
         self._order: EvictionOrder[P] = EvictionOrder(self._loss)
         self._clock = 0.0
+        self._inserted = 0
         self.version = 0  # changes with the tails that are live
         self.evictions = 0
 
@@ -67,16 +69,19 @@ class TailIndex(Generic[P]):
         """Where a request with these tokens resumes, at most at position `most`; None where it computes all."""
         size = self.page_tokens
         for block in reversed(self.way(chain)):
-            best, position = None, size - 1  # less than a page is not worth its copies
-            tokens, marks = chain.tokens(block.depth * size, most), chain.marks(block.depth * size, most)
-            for tail in block.tails:
-                reach = min(tail.reach(tokens, block.depth * size, marks), most)
-                as_far = best is not None and reach == position and best.superseded and not tail.superseded
-                if (reach > position or as_far) and reach >= tail.lowest:
-                    best, position = tail, reach
-            if best is not None:
-                return Hit(position, best, self._global_pages(best, position))
+            if block.tails:
+                start = block.depth * size
+                found = block.tails.find(chain.tokens(start, most), chain.marks(start, most), most)
+                if found is not None:
+                    position, tail = found
+                    hit = Hit(position, tail, self._global_pages(tail, position))
+                    if self._is_trusted(hit):
+                        return hit
         return None
+
+    def __contains__(self, digest: object) -> bool:
+        """Whether the block is known."""
+        return digest in self._blocks
 
     def way(self, chain: TokenChain) -> list[Block[P]]:
         """Known blocks of these tokens, from the root on."""
@@ -109,9 +114,10 @@ class TailIndex(Generic[P]):
         for digest in digests:
             found = self._blocks.get(digest)
             if found is None:
-                found = self._blocks[digest] = self._unused[digest] = Block(digest, block)
+                found = self._blocks[digest] = self._unused[digest] = self._last_unused[digest] = Block(digest, block)
                 if block is not None:
                     block.children += 1
+                    self._last_unused.pop(block.digest, None)
             block = found
         assert block is not None, "a way begins with its root"
         return block
@@ -124,6 +130,7 @@ class TailIndex(Generic[P]):
             if block.uses > 1:
                 return
             del self._unused[block.digest]
+            self._last_unused.pop(block.digest, None)
             if block.depth and global_pages:
                 block.page = global_pages[block.depth - 1]
                 self.pool.keep(block.page)
@@ -135,19 +142,23 @@ class TailIndex(Generic[P]):
             if block.uses:
                 return
             self._unused[block.digest] = block
+            if not block.children:
+                self._last_unused[block.digest] = block
             if block.page is not None:
                 self.pool.let_go(block.page)
                 block.page = None
 
     def insert(self, tail: Tail[P], global_pages: list[P]) -> None:
         """A tail is live from now on; its own pages, and those of its way, are kept."""
+        self._inserted += 1
+        tail.number = self._inserted
         self.use(tail.block, global_pages)
         for page in tail.own_pages:
             self.pool.keep(page)
         for block in tail.block.upwards():
             if (block.depth + 1) * self.page_tokens <= tail.lowest:
                 break
-            block.tails.append(tail)
+            block.attach(tail, self.page_tokens)
             tail.attached.append(block)
         tail.bytes = self._bytes_since(tail, self._base(tail))
         self._order.add(tail)
@@ -159,6 +170,8 @@ class TailIndex(Generic[P]):
     def note(self, tail: Tail[P]) -> None:
         """Whether it is superseded, or its rows are anywhere else, may have changed."""
         self._order.update(tail)
+        for block in tail.attached:
+            block.tails.update(tail)
 
     def evict(self, tail: Tail[P]) -> None:
         """It is no longer live; its pages are let go of."""
@@ -167,7 +180,7 @@ class TailIndex(Generic[P]):
         self._order.remove(tail)
         self.version += 1
         for block in tail.attached:
-            block.tails.remove(tail)
+            block.detach(tail)
         for page in tail.own_pages:
             self.pool.let_go(page)
         tail.sliding, tail.partial = {}, None  # later ones may remember it as the one before them
@@ -179,9 +192,9 @@ class TailIndex(Generic[P]):
         self.evict(victim)
         self.evictions += 1
 
-    def victims(self) -> Iterator[Tail[P]]:
-        """Live tails in the order in which they go."""
-        return iter(self._order)
+    def victims(self, least: int = NOTHING) -> Iterator[Tail[P]]:
+        """Live tails in the order in which they go, those with which at least so much is lost."""
+        return self._order.losing(least)
 
     def kept(self) -> Counter[P]:
         """How often tails and blocks keep each page. Raises AssertionError where they contradict each other."""
@@ -193,6 +206,7 @@ class TailIndex(Generic[P]):
             kept.update(tail.own_pages)
         for block in self._blocks.values():
             assert (block.uses > 0) != (block.digest in self._unused), "a block is in use, or only known"
+            assert (block.digest in self._last_unused) == (block.uses + block.children == 0)
             kept.update([block.page] if block.page is not None else [])
         return kept
 
@@ -203,16 +217,15 @@ class TailIndex(Generic[P]):
 
     def _forget_old_blocks(self) -> None:
         """Those without known children first: whoever comes finds no way with a gap."""
-        for _ in range(len(self._unused)):
-            if len(self._unused) <= self._most_unused:
-                return
-            digest, block = self._unused.popitem(last=False)
-            if block.children:
-                self._unused[digest] = block
-                continue
-            del self._blocks[digest]
-            if block.parent is not None:
-                block.parent.children -= 1
+        while len(self._unused) > self._most_unused:
+            digest, block = self._last_unused.popitem(last=False)
+            del self._unused[digest], self._blocks[digest]
+            parent = block.parent
+            if parent is not None:
+                parent.children -= 1
+                if not parent.children and not parent.uses:
+                    self._last_unused[parent.digest] = parent
+                    self._last_unused.move_to_end(parent.digest, last=False)  # it has not been used for longer
 
     def price(self, tail: Tail[P]) -> None:
         """What it saves, in first rows, per byte, from when it was last used."""
@@ -221,6 +234,9 @@ class TailIndex(Generic[P]):
         saved = self._prices.cost(base, tail.saves)
         tail.priority = tail.used_at + saved / max(1, tail.bytes)
         self.note(tail)
+
+    def _is_trusted(self, hit: Hit[P]) -> bool:  # noqa: ARG002 - of what may be read
+        return True
 
     def _base(self, tail: Tail[P]) -> int:
         """Where a request would resume without it."""

@@ -12,9 +12,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from modelserve_worker.batch import Int32Array
+from modelserve_worker.scheduling.block_tails import BlockTails
 from modelserve_worker.scheduling.token_chain import SpanMark
 
 P = TypeVar("P")
+_NO_TAILS: BlockTails[Any] = BlockTails(0)  # nobody adds any
 
 
 class Block(Generic[P]):
@@ -34,7 +36,7 @@ class Block(Generic[P]):
         self.uses = 0
         self.unsaved = 0  # of these uses, those by tails whose rows nobody else has (unsaved_tails.py)
         self.children = 0  # known ones
-        self.tails: list[Tail[P]] = []  # that may serve a request which has this block and not the next
+        self.tails: BlockTails[Tail[P]] = _NO_TAILS  # that may serve a request which has this block and not the next
 
     def upwards(self) -> Iterator[Block[P]]:
         """This block and those before it, the root last."""
@@ -42,6 +44,18 @@ class Block(Generic[P]):
         while block is not None:
             yield block
             block = block.parent
+
+    def attach(self, tail: Tail[P], page_tokens: int) -> None:
+        """The tail may serve such a request from now on."""
+        if self.tails is _NO_TAILS:
+            self.tails = BlockTails(self.depth * page_tokens)
+        self.tails.add(tail)
+
+    def detach(self, tail: Tail[P]) -> None:
+        """Undo it."""
+        self.tails.remove(tail)
+        if not self.tails:
+            self.tails = _NO_TAILS
 
     def digests(self) -> list[bytes]:
         """Of the way here, from the root on."""
@@ -73,6 +87,8 @@ class Tail(Generic[P]):
     saves: int = 0  # rows that a request would compute without it
     superseded: bool = False  # the same session has a later one
     live: bool = True
+    number: int = 0  # those that are younger have greater ones
+    told: bool = False  # to routers
     followers: int = 0  # requests that resumed here
     attached: list[Block[P]] = field(default_factory=list)
     later: dict[Tail[P], None] = field(default_factory=dict)  # those that are there whose `previous` it is, or was
