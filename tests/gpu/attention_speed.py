@@ -24,9 +24,11 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model
-from modelserve.sizing.backends.attention import DECODE_PARTS
+from modelserve.sizing.backends.attention import DECODE_PARTS, PAIRS
+from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.rotary import RotaryEmbedding
@@ -119,25 +121,32 @@ def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
     return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
 
 
-def decode_kernels(layer: Layer, count: int) -> Iterator[tuple[str, doors.Tile]]:
-    """Name, and the tile that stands for the kernel."""
-    tile = doors.tile_for(layer.rows, door="decode", capability=_capability(), query_heads=layer.heads)
-    if not (tile.hopper and layer.rows.entries):
-        yield "", tile
+def decode_kernels(layer: Layer, count: int) -> Iterator[tuple[str, AttentionDoor]]:
+    """Name, and a door of that kernel alone."""
+    door = door_of(layer)
+    decodes = [each for each in door.choices if each.operation is Operation.DECODE_ATTENTION]
+    if not (decodes[0].backend is Backend.HOPPER and layer.rows.entries):
+        yield "", door
         return
-    yield "", replace(tile, hopper=False)
-    yield " streamed", replace(tile, most_segments=0)
-    if DECODE_PARTS * count * layer.rows.heads <= TRIED_BLOCKS:
-        yield " at once", replace(tile, most_segments=count)
+    (triton,) = (each for each in door.choices if each.operation is Operation.VERIFY_ATTENTION)
+    yield "", AttentionDoor([replace(triton, operation=Operation.DECODE_ATTENTION), triton])
+    yield " streamed", AttentionDoor([decodes[-1], triton])
+    if len(decodes) > 1 and DECODE_PARTS * count * layer.rows.heads <= TRIED_BLOCKS:
+        yield " at once", AttentionDoor([replace(decodes[0], most_rows=None), triton])
 
 
-def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, tile: doors.Tile) -> str:
-    calls, read = decode_calls(layer, contexts, tile)
+def door_of(layer: Layer) -> AttentionDoor:
+    """What the table has for the layer on this GPU."""
+    return AttentionDoor.over(layer.rows, capability=_capability(), query_heads=layer.heads, pairs=layer.pairs or PAIRS)
+
+
+def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, door: AttentionDoor) -> str:
+    calls, read = decode_calls(layer, contexts, door)
     spent = microseconds(calls * 2, repeats=15)
     return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
 
 
-def decode_calls(layer: Layer, contexts: Sequence[int], tile: doors.Tile) -> tuple[list[Callable[[], None]], int]:
+def decode_calls(layer: Layer, contexts: Sequence[int], door: AttentionDoor) -> tuple[list[Callable[[], None]], int]:
     """Calls for one row behind each of `contexts`, each of pages of its own, and the bytes that one reads."""
     rows, count = layer.rows, len(contexts)
     positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
@@ -149,13 +158,13 @@ def decode_calls(layer: Layer, contexts: Sequence[int], tile: doors.Tile) -> tup
     rotation = None
     if rows.v_only:
         rotation = doors.tile_rotation(
-            layer.frequencies, pairs=layer.pairs, keys=tile.keys, longest=max(contexts), dtype=rows.dtype
+            layer.frequencies, pairs=layer.pairs, keys=door.decode_keys, longest=max(contexts), dtype=rows.dtype
         )
     read = sum(min(n, rows.window or n) for n in contexts) * layer.row_bytes
     sets = max(8, min(128, UNCACHED_BYTES // read + 1))
     calls = [
-        lambda table=table: doors.decode_attention(
-            q, output, step, rows=rows, table=table, arena=layer.arena, workspace=workspace, tile=tile,
+        lambda table=table: door.decode(
+            q, output, step, rows=rows, table=table, arena=layer.arena, workspace=workspace,
             key_weight=layer.weight, rotation=rotation,
         )
         for table in layer.tables(contexts, sets=sets)
@@ -164,17 +173,16 @@ def decode_calls(layer: Layer, contexts: Sequence[int], tile: doors.Tile) -> tup
 
 
 def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
-    tile = doors.tile_for(layer.rows, door="chunk", capability=_capability(), query_heads=layer.heads)
-    call, work = chunk_call(layer, start, length, tile)
+    call, work = chunk_call(layer, start, length, door_of(layer))
     spent = microseconds([call] * 2, repeats=5)
     return f"{work / 1e9:9.1f} GF {spent:9.1f} us {work / spent / 1e6:5.0f} TFLOP/s {1e6 * work / rate / spent:6.0%}"
 
 
-def chunk_call(layer: Layer, start: int, length: int, tile: doors.Tile) -> tuple[Callable[[], None], int]:
+def chunk_call(layer: Layer, start: int, length: int, door: AttentionDoor) -> tuple[Callable[[], None], int]:
     """A call for `length` rows of one request behind `start`, and its operations."""
     rows = layer.rows
     end, rest = start + length, [0] * (CHUNKS_AT_MOST - 1)
-    blocks, pages = -(-length // (tile.rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
+    blocks, pages = -(-length // (door.chunk_rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
     ends = ints([blocks] * CHUNKS_AT_MOST)
     segments = Segments(
         ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), most=1, most_rows=length,
@@ -194,8 +202,8 @@ def chunk_call(layer: Layer, start: int, length: int, tile: doors.Tile) -> tuple
     scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=COMPUTE, device=DEVICE)
 
     def call() -> None:
-        doors.chunk_attention(
-            q, output, step, rows=rows, table=table, arena=layer.arena, tile=tile, fresh=(stored, stored, scale, scale),
+        door.chunk(
+            q, output, step, rows=rows, table=table, arena=layer.arena, fresh=(stored, stored, scale, scale),
             key_weight=layer.weight, scratch=scratch, inverse_frequencies=layer.frequencies, pairs=layer.pairs,
         )  # fmt: skip
 
@@ -263,8 +271,8 @@ def main() -> None:
             if options.only not in label:
                 continue
             layer = Layer(architecture_of(name), kind, dtype)
-            for kernel, tile in decode_kernels(layer, len(contexts)):
-                print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, tile)}", flush=True)
+            for kernel, door in decode_kernels(layer, len(contexts)):
+                print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, door)}", flush=True)
         for name, kind, start, length in () if options.decodes else CHUNKS:
             label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
             if options.only in label:

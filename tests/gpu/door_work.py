@@ -23,7 +23,7 @@ from modelserve.weight_format import TextLinear, WeightFormat
 from modelserve_worker.execution.sampler import draw_candidates
 from modelserve_worker.execution.sampling_slots import SamplingSlots
 from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.attention_tiles import Door, Tile, tiles_of
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.experts import Choice
 from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
 from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile
@@ -36,7 +36,7 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
 
 ROUND_BYTES = 200_000_000  # that calls go round: several times the L2 cache of any GPU
-TRIED: dict[tuple[Door, str], tuple[tuple[int, int, int, int], ...]] = {  # query rows, keys, warps, stages
+TRIED: dict[tuple[str, str], tuple[tuple[int, int, int, int], ...]] = {  # query rows, keys, warps, stages
     ("decode", "v_only"): ((16, 32, 4, 3), (16, 64, 8, 2)),
     ("decode", "kv"): ((16, 32, 4, 2), (16, 32, 4, 4)),
     ("decode", "sliding"): ((16, 32, 2, 2), (16, 32, 4, 3)),
@@ -88,11 +88,13 @@ Line = tuple[str, list[Cell]]
 Shape = tuple[int, int, int, int]
 
 
-def as_tried(tile: Tile, tried: Shape | None) -> Tile:
+def as_tried(door: AttentionDoor, tried: Shape | None) -> AttentionDoor:
+    """The door with tiles of this shape."""
     if tried is None:
-        return tile
+        return door
     rows, keys, warps, stages = tried
-    return replace(tile, rows=rows, keys=keys, warps=warps, stages=stages)
+    tiled = (replace(each.tile, rows=rows, keys=keys, warps=warps, stages=stages) for each in door.choices if each.tile)
+    return AttentionDoor(replace(each, tile=tile) for each, tile in zip(door.choices, tiled, strict=True))
 
 
 def named(tile: tuple[int, ...]) -> str:
@@ -111,12 +113,12 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
 
         def decode(count: int, tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
             contexts = [sizes.context + (i if layer().rows.entries else 0) for i in range(count)]
-            calls, read = decode_calls(layer(), contexts, as_tried(tiles_of(table, layer().rows)[0], tried))
+            calls, read = decode_calls(layer(), contexts, as_tried(AttentionDoor.of(table, layer().rows.kind), tried))
             return Work(calls, read)
 
         def chunk(tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
-            start, tile = sizes.context - sizes.chunk, as_tried(tiles_of(table, layer().rows)[1], tried)
-            call, operations = chunk_call(layer(), start, sizes.chunk, tile)
+            start, door = sizes.context - sizes.chunk, as_tried(AttentionDoor.of(table, layer().rows.kind), tried)
+            call, operations = chunk_call(layer(), start, sizes.chunk, door)
             return Work([call] * 2, sizes.context * layer().row_bytes, operations)
 
         def store(rows: int, door: str, layer: Callable[[], Layer] = layer) -> Work:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from modelserve.sizing.backends.products import INTEGER_ROWS
 from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
 from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows, grouped_rows_beside
 from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
@@ -126,16 +127,14 @@ def attention() -> Iterator[tuple[str, Run]]:
 
 def decodes(case: PagedCase, q: Tensor, weight: Tensor | None) -> Run:
     rows, step = layout(case), decode_step(case, list(range(len(q))))
-    tile = attention_triton.tile_for(rows, door="decode", capability=90, query_heads=q.shape[1])
+    door = AttentionDoor.over(rows, capability=90, query_heads=q.shape[1])
     size = len(q) * attention_triton.decode_workspace(rows, query_heads=q.shape[1])
     workspace = torch.empty(size, device=CUDA)
     turns = {} if weight is None else {"key_weight": weight, "rotation": rotation(case, 64, 64)}
 
     def run() -> Tensor:
         output = torch.full_like(q, torch.nan)
-        attention_triton.decode_attention(
-            q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace, tile=tile, **turns
-        )
+        door.decode(q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace, **turns)
         return output
 
     return run
@@ -149,13 +148,12 @@ def global_chunks(case: PagedCase) -> Run:
     words = step.passes[0].most_pages * case.page_tokens * attention_triton.scratch_per_key(rows, pairs=64)
     scratch = torch.empty(words, dtype=q.dtype, device=CUDA)
 
-    tile = attention_triton.tile_for(rows, door="chunk", capability=90, query_heads=q.shape[1])
+    door = AttentionDoor.over(rows, capability=90, query_heads=q.shape[1])
 
     def run() -> Tensor:
         output = torch.full_like(q, torch.nan)
-        attention_triton.chunk_attention(
-            q, output, step, rows=rows, table=case.table, arena=case.arena,
-            tile=tile, key_weight=weight, scratch=scratch,
+        door.chunk(
+            q, output, step, rows=rows, table=case.table, arena=case.arena, key_weight=weight, scratch=scratch,
             inverse_frequencies=frequencies(case), pairs=64,
         )  # fmt: skip
         return output

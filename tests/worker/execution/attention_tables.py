@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices
+from modelserve.sizing.backends.attention import AttentionShape
+from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
+from modelserve.sizing.backends.resolve import ATTENTION_OPERATIONS
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
@@ -17,7 +19,7 @@ def attention_table(
     choices = (
         choice
         for shape in shapes
-        for of_shape in (decode_choices, chunk_choices)
-        for choice in of_shape(shape, capability, profile)
+        for operation in ATTENTION_OPERATIONS
+        for choice in attention_choices(operation, Attended(shape, capability, profile))
     )
     return KernelTable(capability, profile, on_kernels=True, choices=tuple(choices))

@@ -16,6 +16,7 @@ from modelserve_worker.execution.block_tables import BlockTables
 from modelserve_worker.execution.device import kernel_table, select_geometry
 from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.kernels import attention_triton as kernels
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.paged_layout import layer_rows
 
 SEQUENCES, CHUNK = 24, 512
@@ -50,7 +51,7 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
         assert (per_key > 0) == (layout is KVCacheLayout.V_ONLY)
         rotation = 0
         if layout is KVCacheLayout.V_ONLY:
-            keys = kernels.tile_for(rows[LayerKind.GLOBAL], door="decode", capability=90, query_heads=heads).keys
+            keys = AttentionDoor.over(rows[LayerKind.GLOBAL], capability=90, query_heads=heads).decode_keys
             assert keys == ROTATION_TILE_KEYS
             pairs = architecture.global_rotary_pairs
             made = kernels.tile_rotation(torch.zeros(pairs), pairs=pairs, keys=keys, longest=longest, dtype=dtype)

@@ -9,8 +9,10 @@ from paged_case import PagedCase, rope
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Segments, Step
@@ -34,6 +36,13 @@ def layout(case: PagedCase) -> LayerRows:
         offsets,
         dtype,
     )
+
+
+def hopper_door(rows: LayerRows, operation: Operation, *, query_heads: int) -> AttentionDoor:
+    """Of a Hopper GPU, which has kernels of its own for this operation."""
+    door = AttentionDoor.over(rows, capability=90, query_heads=query_heads)
+    assert next(each for each in door.choices if each.operation is operation).backend is Backend.HOPPER
+    return door
 
 
 def ints(values, device) -> Tensor:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, decode_step, frequencies, layout, rotation
+from attention_cases import Chunk, chunk_step, decode_step, frequencies, hopper_door, layout, rotation
 from hopper import ON_HOPPER, check_captured_bits
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
+from modelserve.sizing.backends.table import Operation
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.row_blocks import plain_product
@@ -50,11 +51,8 @@ class Layers:
         for place, chunk in enumerate(chunks):
             chunk.slot = len(contexts) + place
         self.rows = layout(case)
-        self.tiles = [
-            doors.tile_for(self.rows, door=door, capability=90, query_heads=heads * group)
-            for door in ("decode", "chunk")
-        ]
-        self.step = joined(case, [*range(len(contexts))], chunks, group=group, block_rows=self.tiles[1].rows)
+        self.door = hopper_door(self.rows, Operation.CHUNK_ATTENTION, query_heads=heads * group)
+        self.step = joined(case, [*range(len(contexts))], chunks, group=group, block_rows=self.door.chunk_rows)
         tokens, columns = len(self.step.positions), heads * group * width
         self.shape = tokens, heads * group, width
         projected = columns + (1 if v_only else 2) * heads * width
@@ -63,7 +61,7 @@ class Layers:
         self.q_weight, self.k_weight = (case.random(width).abs() + 0.5 for _ in range(2))
         angles = torch.rand(tokens, width // 2, device="cuda")
         self.turned = angles.cos(), angles.sin()
-        self.rotation = rotation(case, self.tiles[0].keys, PAIRS) if v_only else None
+        self.rotation = rotation(case, self.door.decode_keys, PAIRS) if v_only else None
         keys = sum(-(-n // 64) * 64 for n in held[len(contexts) :]) + 256 + tokens + window * len(chunks)
         words = keys * max(doors.scratch_per_key(self.rows, pairs=PAIRS), 2 * heads * width if fmt != "none" else 0)
         self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda") if words else None
@@ -90,13 +88,13 @@ class Layers:
                 rotation=self.turned, fresh=fresh, eps=EPS, pairs=PAIRS if self.rotation else 0, **pages,
             )  # fmt: skip
             output = torch.empty_like(q)
-            beside = doors.chunk_attention(
-                q, output, self.step, tile=self.tiles[1], fresh=fresh, key_weight=self.k_weight, scratch=self.scratch,
+            beside = self.door.chunk(
+                q, output, self.step, fresh=fresh, key_weight=self.k_weight, scratch=self.scratch,
                 inverse_frequencies=frequencies(self.case), pairs=PAIRS if self.rotation else 0, **pages,
             )  # fmt: skip
             assert beside
-            doors.decode_attention(
-                q, output, self.step, workspace=self.workspace, tile=self.tiles[0], key_weight=self.k_weight,
+            self.door.decode(
+                q, output, self.step, workspace=self.workspace, key_weight=self.k_weight,
                 rotation=self.rotation, beside=beside, **pages,
             )  # fmt: skip
             # It starts early and waits for the kernel ahead alone, whose decodes must not end before the chunks.
@@ -136,10 +134,9 @@ def test_chunks_beside_few_and_many_decodes_equal_float64_attention() -> None:
         first = tokens - chunk.length
         q, output = case.random(*layers.shape, scale=2.0), torch.full(layers.shape, torch.nan, device="cuda").bfloat16()
         k, v = (case.random(tokens, 8, 256, scale=size) for size in (1 / 16, 1.0))
-        doors.chunk_attention(
-            q, output, step, rows=layers.rows, table=case.table, arena=case.arena, tile=layers.tiles[1],
-            fresh=(k, v, k, v),
-        )  # fmt: skip
+        layers.door.chunk(
+            q, output, step, rows=layers.rows, table=case.table, arena=case.arena, fresh=(k, v, k, v), scratch=None
+        )
         old_k, old_v = case.k[chunk.slot], case.v[chunk.slot]
         case.k[chunk.slot] = torch.cat((old_k, k[first:].double()))
         case.v[chunk.slot] = torch.cat((old_v, v[first:].double()))

@@ -18,6 +18,7 @@ from attention_cases import (
 )
 from paged_case import PagedCase, relative_error
 
+from modelserve.sizing.backends.table import AttentionTile
 from modelserve_worker.kernels import attention_triton as doors
 
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
@@ -68,7 +69,7 @@ def test_decode_equals_float64_attention(kind, v_only, group, fmt) -> None:
     workspace = torch.full((1 << 20,), torch.nan, device=DEVICE)
     doors.decode_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
-        tile=doors.Tile(16, 32, 4, 2), key_weight=weight, rotation=turning,
+        tile=AttentionTile(16, 32, 4, 2), key_weight=weight, rotation=turning,
     )  # fmt: skip
     for row, slot in enumerate(slots):
         if slot < 0:
@@ -100,7 +101,7 @@ def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, que
     workspace = torch.full((sum(lengths) * words,), torch.nan, device=DEVICE)
     doors.decode_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
-        tile=doors.Tile(16, 32, 4, 2, queries=queries), key_weight=weight, rotation=turning,
+        tile=AttentionTile(16, 32, 4, 2, queries=queries), key_weight=weight, rotation=turning,
     )  # fmt: skip
     first = 0
     for slot, length in zip(slots, lengths, strict=True):
@@ -126,7 +127,7 @@ def test_global_chunks_equal_float64_attention(v_only, fmt) -> None:
     output = torch.full_like(q, torch.nan)
     doors.chunk_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena,
-        tile=doors.Tile(64, 32, 4, 2),
+        tile=AttentionTile(64, 32, 4, 2),
         key_weight=weight, scratch=scratch, inverse_frequencies=frequencies(case), pairs=PAIRS,
     )  # fmt: skip
     row = 0
@@ -153,7 +154,7 @@ def test_sliding_chunks_read_old_pages_and_their_own_rows(fmt) -> None:
     q = case.random(tokens, case.heads * 2, case.width)
     output = torch.full_like(q, torch.nan)
     arguments = {"rows": layout(case), "table": case.table, "arena": case.arena}
-    doors.chunk_attention(q, output, step, tile=doors.Tile(64, 64, 4, 2), fresh=fresh, **arguments)
+    doors.chunk_attention(q, output, step, tile=AttentionTile(64, 64, 4, 2), fresh=fresh, **arguments)
     row = 0
     for chunk in chunks:
         span = slice(row, row + chunk.length)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, derived_keys, folded, frequencies, key_weight, layout
+from attention_cases import Chunk, chunk_step, derived_keys, folded, frequencies, hopper_door, key_weight, layout
 from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
+from modelserve.sizing.backends.table import Operation
 from modelserve_worker.kernels import attention_triton as doors
 from modelserve_worker.kernels.step import Step
 
@@ -20,15 +21,14 @@ pytestmark = list(ON_HOPPER)
 def attended(case: PagedCase, q: Tensor, weight: Tensor | None, step: Step) -> Tensor:
     """The door's output; scratch and output begin as NaN."""
     rows = layout(case)
-    tile = doors.tile_for(rows, door="chunk", capability=90, query_heads=q.shape[1])
-    assert tile.hopper
+    door = hopper_door(rows, Operation.CHUNK_ATTENTION, query_heads=q.shape[1])
     assert step.chunks is not None
     keys = step.passes[0].most_pages * case.page_tokens
     words = keys * doors.scratch_per_key(rows, pairs=PAIRS)
     scratch = torch.full((words,), torch.nan, dtype=q.dtype, device="cuda")
     output = torch.full_like(q, torch.nan)
-    doors.chunk_attention(
-        folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, tile=tile,
+    door.chunk(
+        folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena,
         key_weight=weight, scratch=scratch, inverse_frequencies=frequencies(case), pairs=PAIRS,
     )  # fmt: skip
     return output

@@ -21,6 +21,7 @@ from modelserve.sizing.backends.attention import (
     sliding_decode_bytes,
 )
 from modelserve.sizing.backends.products import GROUPED_STAGES
+from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels import (
     chosen_rows_sm90,
@@ -35,7 +36,7 @@ from modelserve_worker.kernels import (
     sliding_attention_sm90,
     sliding_decode_sm90,
 )
-from modelserve_worker.kernels.attention_tiles import tile_for
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 from modelserve_worker.kernels.integer_rows_sm90 import IntegerKernel
 from modelserve_worker.kernels.paged_layout import layer_rows
@@ -222,18 +223,19 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             (of_global, 64 * chunk_attention_sm90.CLUSTER),
             (of_sliding, sliding_attention_sm90.ROWS),
         ):
-            heads = {"query_heads": architecture.num_attention_heads}
-            tile = tile_for(rows, door="chunk", capability=90, **heads)
-            assert tile.hopper
-            assert tile.rows == block
+            heads = architecture.num_attention_heads
+            door = AttentionDoor.over(rows, capability=90, query_heads=heads)
+            firsts = {each.operation: each.backend for each in reversed(door.choices)}
+            assert firsts[Operation.CHUNK_ATTENTION] is Backend.HOPPER
+            assert door.chunk_rows == block
             assert block // 2 % (architecture.num_attention_heads // rows.heads) == 0
-            doors = ("chunk", "decode")
-            others = [tile_for(rows, door=door, capability=at, **heads) for door in doors for at in (80, 89, 100, 120)]
-            assert not any(other.hopper for other in others)
-            decode = tile_for(rows, door="decode", capability=90, **heads)
+            others = [AttentionDoor.over(rows, capability=at, query_heads=heads) for at in (80, 89, 100, 120)]
+            assert {choice.backend for other in others for choice in other.choices} == {Backend.TRITON}
             few = architecture.num_attention_heads // rows.heads <= 8
             taken = rows is of_sliding or few
-            assert decode.hopper == (taken and dtype is KVCacheDtype.BFLOAT16)
+            on_hopper = taken and dtype is KVCacheDtype.BFLOAT16
+            assert firsts[Operation.DECODE_ATTENTION] is (Backend.HOPPER if on_hopper else Backend.TRITON)
+            assert firsts[Operation.VERIFY_ATTENTION] is Backend.TRITON
 
 
 def test_shared_memory_of_the_table_is_that_of_the_launches() -> None:

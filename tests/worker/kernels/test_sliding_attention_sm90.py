@@ -6,11 +6,12 @@ import time
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, layout
+from attention_cases import Chunk, chunk_step, hopper_door, layout
 from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
+from modelserve.sizing.backends.table import Operation
 from modelserve_worker.kernels import attention_triton as doors
 
 WIDTH = 256
@@ -31,15 +32,14 @@ class Step:
         self.case = case = PagedCase("sliding", heads, WIDTH, fmt, False, contexts, window, device="cuda", seed=seed)
         self.chunks, self.group, self.decodes = chunks, group, decodes
         self.rows, tokens = layout(case), sum(chunk.length for chunk in chunks)
-        self.tile = doors.tile_for(self.rows, door="chunk", capability=90, query_heads=heads * group)
-        assert self.tile.hopper
+        self.door = hopper_door(self.rows, Operation.CHUNK_ATTENTION, query_heads=heads * group)
         self.k, k, k_scale = self.encoded(tokens, WIDTH**-0.5)
         self.v, v, v_scale = self.encoded(tokens, 1.0)
         self.fresh = k, v, k_scale, v_scale
         words = 0 if fmt == "none" else 2 * (len(k) + len(chunks) * (window - 1)) * heads * WIDTH
         self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda")
         self.q = case.random(len(self.fresh[0]), heads * group, WIDTH, scale=2.0)
-        inputs = chunk_step(case, chunks, group=group, block_rows=self.tile.rows)
+        inputs = chunk_step(case, chunks, group=group, block_rows=self.door.chunk_rows)
         assert inputs.chunks is not None
         inputs.chunks.rows.add_(decodes)
         self.inputs = inputs
@@ -61,8 +61,8 @@ class Step:
     def attended(self) -> Tensor:
         output = torch.full_like(self.q, torch.nan)
         self.scratch.fill_(torch.nan)
-        doors.chunk_attention(
-            self.q, output, self.inputs, rows=self.rows, table=self.case.table, arena=self.case.arena, tile=self.tile,
+        self.door.chunk(
+            self.q, output, self.inputs, rows=self.rows, table=self.case.table, arena=self.case.arena,
             fresh=self.fresh, scratch=self.scratch,
         )  # fmt: skip
         return output

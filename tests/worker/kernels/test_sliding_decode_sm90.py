@@ -9,12 +9,14 @@ import emulated_kernel
 import emulated_sliding_decode
 import pytest
 import torch
-from attention_cases import decode_step, layout, padded_decodes
+from attention_cases import decode_step, hopper_door, layout, padded_decodes
 from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
+from modelserve.sizing.backends.table import Operation
 from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
 from modelserve_worker.kernels.sliding_decode_sm90 import DecodeKernel
 from modelserve_worker.kernels.step import Step
@@ -65,13 +67,9 @@ def test_the_emulated_kernel_equals_float64_attention(
 def attended(case: PagedCase, q: Tensor, step: Step, *, most: int = 100) -> Tensor:
     """`most`: segments that the kernel of few rows takes."""
     rows, output = layout(case), torch.full_like(q, torch.nan)
-    tile = doors.tile_for(rows, door="decode", capability=90, query_heads=q.shape[1])
-    assert tile.hopper
-    tile = dataclasses.replace(tile, most_segments=most)
-    doors.decode_attention(
-        q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda"),
-        tile=tile,
-    )  # fmt: skip
+    first, *others = hopper_door(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1]).choices
+    door = AttentionDoor([dataclasses.replace(first, most_rows=most), *others])
+    door.decode(q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda"))
     return output
 
 

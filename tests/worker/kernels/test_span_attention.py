@@ -12,6 +12,7 @@ from attention_cases import Chunk, chunk_step, layout
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
+from modelserve.sizing.backends.table import AttentionTile
 from modelserve_worker.kernels import attention_triton as doors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,7 +63,7 @@ class Attended:
         output = torch.full_like(self.q, torch.nan)
         doors.chunk_attention(
             self.q, output, step, rows=layout(self.case), table=self.case.table, arena=self.case.arena,
-            tile=doors.Tile(32, 32, 4, 2), fresh=self.fresh,
+            tile=AttentionTile(32, 32, 4, 2), fresh=self.fresh,
         )  # fmt: skip
         return output
 

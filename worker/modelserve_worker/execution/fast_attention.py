@@ -17,7 +17,7 @@ from modelserve_worker.execution.input_batch import QueryBlocks
 from modelserve_worker.execution.kv_cache import KVCache
 from modelserve_worker.execution.table_audit import TableAudit
 from modelserve_worker.kernels import attention_triton as kernels
-from modelserve_worker.kernels.attention_tiles import Tile, tile_for, tiles_of
+from modelserve_worker.kernels.attention_door import AttentionDoor
 from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.attention import Attention
@@ -53,13 +53,13 @@ class KernelAttention:
         self.use(cache)
         assert table.capability is not None
         self._capability = table.capability
-        self._tiles: dict[LayerKind, tuple[Tile, Tile]] = {}
+        self._doors: dict[LayerKind, AttentionDoor] = {}
+        self._readers: dict[tuple[LayerKind, int], AttentionDoor] = {}
         heads = architecture.num_attention_heads // model.parallel.size
         tokens, most = dict.fromkeys(LayerKind, 1), 0
         for kind, rows in self._layouts.items():
-            decode, chunk = tiles_of(table, rows)
-            self._tiles[kind] = decode, chunk
-            tokens[kind] = max(1, chunk.rows // (heads // rows.heads))
+            self._doors[kind] = AttentionDoor.of(table, kind)
+            tokens[kind] = max(1, self._doors[kind].chunk_rows // (heads // rows.heads))
             most = max(most, kernels.decode_workspace(rows, query_heads=heads))
         keys = expansion_keys(max_model_len)
         self.blocks = QueryBlocks(tokens[LayerKind.GLOBAL], tokens[LayerKind.SLIDING], keys)
@@ -74,7 +74,7 @@ class KernelAttention:
             )
             if rows.v_only:
                 self._rotation = kernels.tile_rotation(
-                    self._frequencies, pairs=self._pairs, keys=self._tiles[LayerKind.GLOBAL][0].keys,
+                    self._frequencies, pairs=self._pairs, keys=self._doors[LayerKind.GLOBAL].decode_keys,
                     longest=max_model_len, dtype=rows.dtype,
                 )  # fmt: skip
 
@@ -106,7 +106,7 @@ class KernelAttention:
         layer, producer = attention.layer, self._producer[attention.layer]
         rows, own = self._rows[producer], layer == producer
         table, arena = self._tables.device[rows.kind], self._cache.arena
-        (decode, chunk), tokens, width = self._tiles[rows.kind], projected.shape[0], attention.head_dim
+        door, tokens, width = self._doors[rows.kind], projected.shape[0], attention.head_dim
         q = torch.empty((tokens, attention.q_heads, width), dtype=projected.dtype, device=projected.device)
         if own and rows.entries and step.chunks is not None:
             self._waiting[layer] = self._step_rows(rows, tokens)
@@ -128,14 +128,14 @@ class KernelAttention:
         output = torch.empty_like(q)
         beside = False
         if step.chunks is not None:  # first, since decodes may run beside them
-            beside = kernels.chunk_attention(
-                q, output, step, tile=chunk, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
+            beside = door.chunk(
+                q, output, step, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
                 inverse_frequencies=self._frequencies, pairs=self._pairs, **pages,
             )  # fmt: skip
         if step.decode is not None:
-            kernels.decode_attention(
-                q, output, step, workspace=self._workspace, tile=decode, key_weight=key_weight,
-                rotation=self._rotation, beside=beside, **pages,
+            door.decode(
+                q, output, step, workspace=self._workspace, key_weight=key_weight, rotation=self._rotation,
+                beside=beside, **pages,
             )  # fmt: skip
         if step.chunks is not None and rows.entries and layer == self._last_reader[producer]:
             kernels.commit(self._waiting.pop(producer), step, **pages)
@@ -161,20 +161,24 @@ class KernelAttention:
         )  # fmt: skip
         q = torch.empty((len(projected), attention.q_heads, width), dtype=projected.dtype, device=projected.device)
         key_weight = self._model.k_norm_weight(producer)
-        tile = tile_for(
-            rows, door="decode", capability=self._capability, query_heads=attention.q_heads, pairs=self._pairs
-        )
         pages: dict[str, Any] = {"rows": rows, "table": table, "arena": arena}
         kernels.prepare(
             projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight, rotation=rotation, fresh=None,
             eps=attention.eps, pairs=self._pairs, **pages,
         )  # fmt: skip
         output = torch.empty_like(q)
-        kernels.decode_attention(
-            q, output, step, workspace=self._workspace, tile=tile, key_weight=key_weight, rotation=self._rotation,
-            **pages,
-        )  # fmt: skip
+        self._reader(rows, attention.q_heads).decode(
+            q, output, step, workspace=self._workspace, key_weight=key_weight, rotation=self._rotation, **pages
+        )
         return output.flatten(1)
+
+    def _reader(self, rows: LayerRows, query_heads: int) -> AttentionDoor:
+        """For queries of another model over rows of this one."""
+        found = self._readers.get((rows.kind, query_heads))
+        if found is None:
+            found = AttentionDoor.over(rows, capability=self._capability, query_heads=query_heads, pairs=self._pairs)
+            self._readers[rows.kind, query_heads] = found
+        return found
 
     def _narrow(self, step: Step, narrowed: Step) -> None:
         for producer, waiting in self._waiting.items():

@@ -1,4 +1,4 @@
-"""Launching the attention kernels: tiles by kind of layer, layout arguments by layer, buffers of the caller.
+"""Launches of Triton's attention kernels: layout arguments by layer, tiles and buffers of the caller.
 
 Arrays of the step, tables and rotations are read before the kernel before is complete (`dependent_launch`): whoever
 calls has them written before the step's embedding.
@@ -7,6 +7,7 @@ calls has them written before the step's embedding.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,27 +15,18 @@ import triton
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
+from modelserve.sizing.backends.table import AttentionTile
 from modelserve.sizing.kernel_buffers import SLIDING_SPLIT_PAGES, decode_splits, expanded_columns
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.kernels import chunk_attention_sm90 as hopper_kernels
 from modelserve_worker.kernels import chunk_attention_triton as chunk_kernels
 from modelserve_worker.kernels import decode_attention_triton as decode_kernels
-from modelserve_worker.kernels import decode_stream_sm90 as hopper_stream
 from modelserve_worker.kernels import expand_keys_triton as expand_kernels
-from modelserve_worker.kernels import global_decode_sm90 as hopper_global
 from modelserve_worker.kernels import packed_decode_triton as packed_kernels
 from modelserve_worker.kernels import prepare_triton as prepare_kernels
-from modelserve_worker.kernels import sliding_attention_sm90 as hopper_sliding
-from modelserve_worker.kernels import sliding_decode_sm90 as hopper_decode
-from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, Tile, decode_warps, query_block, tile_for
+from modelserve_worker.kernels.attention_tiles import FORMAT_NAMES, decode_warps, query_block
 from modelserve_worker.kernels.dependent_launch import launch
 from modelserve_worker.kernels.paged_layout import LayerRows
 from modelserve_worker.kernels.step import Segments, Step
-
-__all__ = [
-    "Rotation", "Tile", "chunk_attention", "commit", "decode_attention", "prepare", "scratch_per_key", "tile_for",
-    "tile_rotation",
-]  # fmt: skip
 
 EIGHT_BIT = frozenset({KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3, KVCacheDtype.FP8_E5M2})
 
@@ -55,6 +47,11 @@ class Rotation:
     @property
     def pairs(self) -> int:
         return self.turn_cos.shape[1]
+
+    @property
+    def turns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As kernels take them."""
+        return self.start_cos, self.start_sin, self.turn_cos, self.turn_sin
 
 
 def tile_rotation(inverse_frequencies: Tensor, *, pairs: int, keys: int, longest: int, dtype: KVCacheDtype) -> Rotation:
@@ -99,12 +96,6 @@ def page_arguments(
 
 
 GLOBAL_SPLIT_PAGES = 2  # at least 128 keys a split, as SLIDING_SPLIT_PAGES of half the length
-# Of Hopper's kernels, whose blocks go from split to split: the longer, the less of results passes through memory.
-LONG_SPLITS = ((120, 16), (33, 8), (24, 4))  # rows and heads for each 132 blocks, from so many on, and pages
-BESIDE_PAGES = 8  # of a step with chunks, whose arrays have room for many more decodes than there are
-TOGETHER = 16  # splits that `combine` reads at a time of many rows, most of which have no more
-
-
 ALONE = 132  # programs, at most, that have a multiprocessor each
 FEW_RESULTS = 1 << 16  # numbers of decodes' outputs up to which twice as many programs combine them
 PER_WARP = 2048  # numbers that a warp combines: 64 a thread, which sums them without another warp
@@ -114,10 +105,56 @@ def most_splits(rows: LayerRows) -> int:
     return decode_splits(sliding_entries=rows.entries, kv_heads=rows.heads)
 
 
-def split_pages(pairs: int, places: int, *, beside: bool) -> int:
-    """Pages of a split at least, of so many rows and KV heads, by kernels of `places` blocks a multiprocessor."""
-    pages = next((pages for least, pages in LONG_SPLITS if pairs >= least * places), GLOBAL_SPLIT_PAGES)
-    return min(pages, BESIDE_PAGES) if beside else pages
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Results of parts of rows' keys, as `combine` reads them: float32 outputs [.., most, Hq, D], maxima and sums
+    [.., most, Hq] by row of the step. A part has at least `pages` pages."""
+
+    outputs: Tensor
+    maxima: Tensor
+    sums: Tensor
+    most: int
+    pages: int
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.outputs, self.maxima, self.sums
+
+
+def splits_in(workspace: Tensor, rows: LayerRows, *, query_heads: int, pages: int) -> Splits:
+    """The whole workspace, cut by row of the step, of which there are fewer than segments times their most rows."""
+    most, width = most_splits(rows), rows.width
+    parts = workspace.numel() // decode_workspace(rows, query_heads=query_heads) * most * query_heads
+    outputs, maxima, sums, _ = workspace.tensor_split((parts * width, parts * (width + 1), parts * (width + 2)))
+    return Splits(outputs, maxima, sums, most, pages)
+
+
+def combine(
+    splits: Splits,
+    output: Tensor,
+    decode: Segments,
+    *,
+    rows: LayerRows,
+    tile: AttentionTile,
+    pairs: int = 0,
+    whole: bool = False,
+    most_together: int | None = None,
+) -> None:
+    """The sum over its splits of each row of few-row segments -> rows of `output` [T, Hq, D]. `whole`: rows that are
+    not split are there already. `most_together`: splits that are read at a time where there are many rows."""
+    count, few, heads, width = decode.slots.numel(), decode.most_rows, output.shape[1], output.shape[2]
+    together, many = triton.next_power_of_2(splits.most), count * few * heads * width > FEW_RESULTS
+    if many and most_together is not None:
+        together = min(together, most_together)
+    columns = min(width, 128 if many or tile.exact else 64)
+    launch(
+        decode_kernels.combine, (count * few, heads, width // columns),
+        *splits.parts, decode.starts, decode.lengths, decode.rows, output, splits.pages,
+        PAIRS=pairs, WINDOW=rows.window, SPLITS=together, COLUMNS=columns, WHOLE=whole,
+        KV_HEADS=rows.heads, GROUP=heads // rows.heads, D=width, ROWS=few,
+        PAGE=rows.page_tokens, MOST_SPLITS=splits.most,
+        num_warps=min(4, max(1, together * columns // PER_WARP)),
+    )  # fmt: skip
 
 
 def decode_attention(
@@ -129,7 +166,7 @@ def decode_attention(
     table: Tensor,
     arena: Tensor,
     workspace: Tensor,
-    tile: Tile,
+    tile: AttentionTile,
     key_weight: Tensor | None = None,
     rotation: Rotation | None = None,
     beside: bool = False,
@@ -142,26 +179,13 @@ def decode_attention(
     decode = step.decode
     assert decode is not None
     heads, width, count, few = q.shape[1], q.shape[2], decode.slots.numel(), decode.most_rows
-    hopper = tile.hopper and few == 1  # its kernels attend for one row of a request
-    if hopper and rows.entries:
-        if count <= tile.most_segments:
-            hopper_decode.sliding_decode(q, output, decode, rows=rows, table=table, arena=arena)
-        else:
-            hopper_stream.decode_stream(q, output, decode, rows=rows, table=table, arena=arena, beside=beside)
-        return
     group = heads // rows.heads
     packed = rows.dtype in EIGHT_BIT
     (elements, scales), numbers, fmt = page_arguments(rows, arena, packed=packed)
-    most = most_splits(rows)
-    # By row of the step, of which there are fewer than segments times their most rows.
-    parts = workspace.numel() // decode_workspace(rows, query_heads=heads) * most * heads
-    partial, maxima, sums, _ = workspace.tensor_split((parts * width, parts * (width + 1), parts * (width + 2)))
     least = SLIDING_SPLIT_PAGES if rows.entries else GLOBAL_SPLIT_PAGES
-    if hopper:
-        least = split_pages(count * rows.heads, 2 if rows.v_only else 1, beside=beside)
-    splitting = {"PAGE": rows.page_tokens, "MOST_SPLITS": most}
-    split = {**splitting, "SPLIT_PAGES": least}
+    splits = splits_in(workspace, rows, query_heads=heads, pages=least)
     shape = {"KV_HEADS": rows.heads, "GROUP": group, "D": width, "ROWS": few}
+    split = {"PAGE": rows.page_tokens, "MOST_SPLITS": splits.most, "SPLIT_PAGES": least}
     part, block = query_block(tile, few, group)
     tiled = {
         "TILE": tile.keys,
@@ -173,74 +197,34 @@ def decode_attention(
         "num_stages": tile.stages,
     }
     common = (
-        q,
-        partial,
-        maxima,
-        sums,
-        decode.slots,
-        decode.starts,
-        decode.lengths,
-        decode.rows,
-        table,
-        table.stride(0),
-        elements,
-        scales,
-        *numbers,
-    )
-    grid = (rows.heads * -(-few // part), most, count)
+        q, *splits.parts, decode.slots, decode.starts, decode.lengths, decode.rows, table, table.stride(0),
+        elements, scales, *numbers,
+    )  # fmt: skip
+    grid = (rows.heads * -(-few // part), splits.most, count)
     if rows.v_only:
         assert rotation is not None
         assert key_weight is not None
         assert rotation.packed is packed
         assert rotation.turn_cos.shape[0] == tile.keys, "the rotation tables were made for tiles of another length"
-        turns = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
         v_only = packed_kernels.split_decode_v_only_packed if packed else decode_kernels.split_decode_v_only
         # Unpacking binds a program that has a multiprocessor to itself.
         if packed and math.prod(grid) <= ALONE and not tile.exact:
             tiled["num_warps"] = max(2 * tile.warps, decode_warps(tile, block))
-        if hopper:
-            hopper_global.split_decode(
-                q, output, (partial, maxima, sums), decode, rows=rows, table=table, arena=arena, key_weight=key_weight,
-                turns=turns, most_splits=most, split_pages=least, beside=beside,
-            )  # fmt: skip
-        else:
-            launch(v_only, grid, *common, key_weight, *turns, PAIRS=rotation.pairs, **shape, **split, **tiled)
+        launch(v_only, grid, *common, key_weight, *rotation.turns, PAIRS=rotation.pairs, **shape, **split, **tiled)
     else:
         kernel = packed_kernels.split_decode_packed if packed else decode_kernels.split_decode
-        if hopper:
-            hopper_stream.decode_stream(
-                q, output, decode, rows=rows, table=table, arena=arena, parts=(partial, maxima, sums),
-                most_splits=most, split_pages=least, beside=beside,
-            )  # fmt: skip
-        else:
-            launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
-    splits, many = triton.next_power_of_2(most), count * few * heads * width > FEW_RESULTS
-    if hopper and many:
-        splits = min(splits, TOGETHER)
-    columns = min(width, 128 if many or tile.exact else 64)
-    launch(
-        decode_kernels.combine, (count * few, heads, width // columns),
-        partial, maxima, sums, decode.starts, decode.lengths, decode.rows, output, least,
-        PAIRS=rotation.pairs if rows.v_only and rotation is not None else 0, WINDOW=rows.window,
-        SPLITS=splits, COLUMNS=columns, WHOLE=hopper, **shape, **splitting,
-        num_warps=min(4, max(1, splits * columns // PER_WARP)),
-    )  # fmt: skip
+        launch(kernel, grid, *common, ENTRIES=rows.entries, WINDOW=rows.window, **shape, **split, **tiled)
+    combine(splits, output, decode, rows=rows, tile=tile, pairs=turned_pairs(rows, rotation))
+
+
+def turned_pairs(rows: LayerRows, rotation: Rotation | None) -> int:
+    """Pairs of columns that V-only rows come turned by, 0 of others."""
+    return rotation.pairs if rows.v_only and rotation is not None else 0
 
 
 def scratch_per_key(rows: LayerRows, *, pairs: int) -> int:
     """Elements of the compute dtype that `chunk_attention` of a global layer needs per key of the chunks' contexts."""
     return rows.heads * expanded_columns(width=rows.width, pairs=pairs, dtype=rows.dtype, v_only=rows.v_only)
-
-
-def _decoded_window(
-    scratch: Tensor | None, chunks: Segments, *, rows: LayerRows, tokens: int
-) -> tuple[Tensor, Tensor] | None:
-    """K and V [keys, heads, D] of a step's rows and of the window before each chunk, if `scratch` has room."""
-    shape = tokens + chunks.most * (rows.window - 1), rows.heads, rows.width
-    plane = math.prod(shape)
-    if scratch is None or scratch.numel() < 2 * plane:
-        return None
-    return scratch[:plane].view(shape), scratch[plane : 2 * plane].view(shape)
 
 
 def chunk_attention(
@@ -251,7 +235,7 @@ def chunk_attention(
     rows: LayerRows,
     table: Tensor,
     arena: Tensor,
-    tile: Tile,
+    tile: AttentionTile,
     fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
     key_weight: Tensor | None = None,
     scratch: Tensor | None = None,
@@ -259,79 +243,104 @@ def chunk_attention(
     pairs: int = 0,
 ) -> bool:
     """Rows of all chunks of q [T, Hq, D] -> the same rows of `output`. Returns whether attention of the step's decodes
-    may run beside the last of the kernels, which then lets it start only when all before the chunks is complete.
-    A step with `last_keys` takes Triton's kernel in sliding layers on every GPU.
+    may run beside the last of the kernels, which then lets it start only when all before the chunks is complete: not
+    beside these.
 
     `fresh`: the step buffers of a sliding layer. `scratch`, of a global layer that needs one: flat, of q's dtype, with
-    `scratch_per_key` elements for each of the keys that `Segments.key_rows` counts (whole pages). A sliding layer of
-    8-bit rows decodes them there, on Hopper, if they fit.
+    `scratch_per_key` elements for each of the keys that `Segments.key_rows` counts (whole pages).
     `pairs`: rotated pairs of V-only rows; `inverse_frequencies` float32 [>= pairs] are theirs.
     """
     chunks = step.chunks
     assert chunks is not None
     heads, width = q.shape[1], q.shape[2]
-    (elements, scales), numbers, fmt = page_arguments(rows, arena)
     shared = {
         "CHUNKS": chunks.rows.numel(), "KV_HEADS": rows.heads, "GROUP": heads // rows.heads, "D": width,
         "PAGE": rows.page_tokens, "TILE": tile.keys, "BLOCK_M": tile.rows,
         "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
-    described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots)
-    pages = (table, table.stride(0), elements, scales, *numbers)
+    described = described_chunks(chunks)
     if rows.kind is LayerKind.SLIDING:
         assert fresh is not None
-        hopper = tile.hopper and step.last_keys is None
-        if hopper and rows.dtype not in EIGHT_BIT:
-            hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=fresh[:2], table=table, arena=arena)
-            return True
-        room = _decoded_window(scratch, chunks, rows=rows, tokens=q.shape[0]) if hopper else None
-        if room is not None:
-            programs = max(rows.entries, -(-q.shape[0] // rows.page_tokens))
-            launch(
-                expand_kernels.expand_window, (programs, rows.heads, 2),
-                *room, *fresh, *described, chunks.sliding_blocks, *pages,
-                CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAGE=rows.page_tokens,
-                ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
-            )  # fmt: skip
-            hopper_sliding.sliding_chunk(q, output, step, rows=rows, fresh=room, table=table, arena=None)
-            return True
+        (elements, scales), numbers, fmt = page_arguments(rows, arena)
         launch(
             chunk_kernels.sliding_chunk, (chunks.most_sliding_blocks, rows.heads),
-            q, output, *fresh, *described, chunks.sliding_blocks, *pages, step.last_keys,
-            ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
+            q, output, *fresh, *described, chunks.sliding_blocks, table, table.stride(0), elements, scales, *numbers,
+            step.last_keys, ENTRIES=rows.entries, WINDOW=rows.window, FORMAT=fmt, **shared,
         )  # fmt: skip
         return False
-    dense = rows.dtype in EIGHT_BIT
-    per_key = scratch_per_key(rows, pairs=pairs)
-    decoded, stored, layout = scratch, elements, numbers
-    if per_key:
-        assert scratch is not None
-        assert scratch.dtype == q.dtype
-        assert not rows.v_only or (key_weight is not None and inverse_frequencies is not None)
-        keys = scratch.numel() // (per_key * rows.page_tokens) * rows.page_tokens
-        if dense:
-            decoded = stored = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
-            plane, planes = rows.heads * rows.page_tokens * width, 1 if rows.v_only else 2
-            layout = (0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0)
-    for group in step.passes:
-        if per_key:
-            launch(
-                expand_kernels.expand_keys, (group.most_pages, rows.heads),
-                scratch, decoded, group.key_rows, *described[1:], group.pages, *pages, key_weight, inverse_frequencies,
-                CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
-                PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
-            )  # fmt: skip
-        if tile.hopper:
-            read = hopper_kernels.Pages(stored, layout, None if dense else table, scratch if rows.v_only else None)
-            hopper_kernels.global_chunk(q, output, chunks, group, pages=read, kv_heads=rows.heads)
-            continue
-        common = (q, output, *described, group.blocks, table, table.stride(0), stored, scales, *layout, group.key_rows)
+    passes = expanded_passes(
+        q, step, rows=rows, table=table, arena=arena, key_weight=key_weight, scratch=scratch,
+        inverse_frequencies=inverse_frequencies, pairs=pairs,
+    )  # fmt: skip
+    for group, keys in passes:
+        common = (
+            q, output, *described, group.blocks, table, table.stride(0), keys.elements, keys.scales, *keys.layout,
+            group.key_rows,
+        )  # fmt: skip
         grid = (group.most_blocks, rows.heads)
         if rows.v_only:
-            launch(chunk_kernels.global_chunk_v_only, grid, *common, scratch, PAIRS=pairs, DENSE=dense, **shared)
+            launch(chunk_kernels.global_chunk_v_only, grid, *common, scratch, PAIRS=pairs, DENSE=keys.dense, **shared)
         else:
-            launch(chunk_kernels.global_chunk, grid, *common, DENSE=dense, **shared)
-    return tile.hopper
+            launch(chunk_kernels.global_chunk, grid, *common, DENSE=keys.dense, **shared)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class PassKeys:
+    """Where kernels of global chunks read V, and K where rows have it: elements of pages, or, `dense`, of the scratch,
+    page behind page. `layout`: the eight numbers of kernels."""
+
+    elements: Tensor
+    scales: Tensor
+    layout: tuple[int, ...]
+    dense: bool
+
+
+def expanded_passes(
+    q: Tensor,
+    step: Step,
+    *,
+    rows: LayerRows,
+    table: Tensor,
+    arena: Tensor,
+    key_weight: Tensor | None,
+    scratch: Tensor | None,
+    inverse_frequencies: Tensor | None,
+    pairs: int,
+) -> Iterator[tuple[Segments, PassKeys]]:
+    """Passes of a step's chunks through a global layer, each once its keys are expanded, as far as they have to be."""
+    chunks = step.chunks
+    assert chunks is not None
+    (elements, scales), layout, fmt = page_arguments(rows, arena)
+    dense, per_key = rows.dtype in EIGHT_BIT, scratch_per_key(rows, pairs=pairs)
+    if not per_key:
+        yield from ((group, PassKeys(elements, scales, layout, dense)) for group in step.passes)
+        return
+    assert scratch is not None
+    assert scratch.dtype == q.dtype
+    assert not rows.v_only or (key_weight is not None and inverse_frequencies is not None)
+    pages, width = (table, table.stride(0), elements, scales, *layout), q.shape[2]
+    keys = scratch.numel() // (per_key * rows.page_tokens) * rows.page_tokens
+    decoded = scratch
+    read = PassKeys(elements, scales, layout, dense)
+    if dense:
+        decoded = scratch[keys * rows.heads * 2 * pairs if rows.v_only else 0 :]
+        plane, planes = rows.heads * rows.page_tokens * width, 1 if rows.v_only else 2
+        read = PassKeys(decoded, scales, (0, planes * plane, 0, (planes - 1) * plane, 0, 0, 0, 0), dense)
+    for group in step.passes:
+        launch(
+            expand_kernels.expand_keys, (group.most_pages, rows.heads),
+            scratch, decoded, group.key_rows, *described_chunks(chunks)[1:], group.pages, *pages, key_weight,
+            inverse_frequencies,
+            CHUNKS=chunks.rows.numel(), KV_HEADS=rows.heads, D=width, PAIRS=pairs if rows.v_only else 0,
+            PAGE=rows.page_tokens, FORMAT=fmt, COLUMNS=min(width, 128), num_warps=4,
+        )  # fmt: skip
+        yield group, read
+
+
+def described_chunks(chunks: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Columns of chunks, as kernels take them."""
+    return chunks.rows, chunks.starts, chunks.lengths, chunks.slots
 
 
 def prepare(

@@ -1,22 +1,14 @@
-"""Which kernels attend: by kind of layer, format of its rows, GPU, and the number of segments of a step.
-
-Hopper's kernels are for the shapes of the published models: heads of 256 columns in pages of 32 (sliding layers) and of
-512 in pages of 64 (global ones). Everything else that is in bfloat16 is Triton's.
-"""
+"""The attention of a kind of layer on one rank, and the shared memory of Hopper's kernels that compute it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.backends.generations import HOPPER, MULTIPROCESSOR_SHARED_BYTES, RESERVED_SHARED_BYTES
-from modelserve.sizing.backends.table import Backend, Choice, Operation
+from modelserve.sizing.backends.generations import MULTIPROCESSOR_SHARED_BYTES, RESERVED_SHARED_BYTES
 from modelserve.sizing.kernel_buffers import decode_splits, expanded_columns, expansion_keys, sliding_table_entries
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
-from modelserve.sizing.rank_settings import Profile
 
 SLIDING_WIDTH, GLOBAL_WIDTH = 256, 512  # columns of a head that Hopper's kernels are for
 PAIRS = 64  # of columns that the rotation of global layers turns, likewise
@@ -155,60 +147,3 @@ def sliding_chunk_bytes() -> int:
     tile, tiles, queries, rows, fields = 64, 4, 3, 128, 18
     barriers = (2 * tiles + 3 * queries) * _BARRIER
     return 2 * SLIDING_WIDTH * (tiles * tile + queries * rows // 2) + barriers + 4 * fields * 4
-
-
-def decode_choices(shape: AttentionShape, capability: int, profile: Profile = "fast") -> Iterator[Choice]:
-    """Of decode attention. Kernels of Hopper's take one row of a request: more are Triton's, which read a request's
-    keys once for them, as all are in profile exact, whose splits follow from positions alone."""
-    choice = partial(Choice, Operation.DECODE_ATTENTION, subject=shape.kind, format=shape.format)
-    hopper = capability == HOPPER and profile == "fast"
-    hopper = hopper and shape.dtype is KVCacheDtype.BFLOAT16 and shape.group <= DECODE_QUERIES
-    splits = shape.split_bytes
-    if hopper and shape.window and shape.width == SLIDING_WIDTH:
-        most = min(most_decode_blocks(shape.window) // DECODE_PARTS, STREAM_LEAST - 1) // shape.heads
-        if most and share_keys(shape.window) <= SHARE_KEYS:
-            shared = sliding_decode_bytes(shape.window)
-            yield choice(Backend.HOPPER, ("sliding_decode",), most_rows=most, shared_bytes=shared)
-        shared = decode_stream_bytes(SLIDING_WIDTH, STREAM_WARPS[SLIDING_WIDTH])
-        yield choice(Backend.HOPPER, ("decode_stream",), shared_bytes=shared, row_bytes=splits)
-        return
-    if hopper and shape.v_only and shape.width == GLOBAL_WIDTH and shape.pairs == PAIRS:
-        kernels = ("global_decode", "combine")
-        yield choice(Backend.HOPPER, kernels, shared_bytes=global_decode_bytes(), row_bytes=splits)
-        return
-    if hopper and not shape.v_only and not shape.window and shape.width == GLOBAL_WIDTH:
-        shared = decode_stream_bytes(GLOBAL_WIDTH, STREAM_WARPS[GLOBAL_WIDTH])
-        yield choice(Backend.HOPPER, ("decode_stream", "combine"), shared_bytes=shared, row_bytes=splits)
-        return
-    split = "split_decode_v_only" if shape.v_only else "split_decode"
-    yield choice(Backend.TRITON, (f"{split}_packed" if shape.eight_bit else split, "combine"), row_bytes=splits)
-
-
-def chunk_choices(shape: AttentionShape, capability: int, profile: Profile = "fast") -> Iterator[Choice]:
-    """Of chunk attention: one pass of global layers, which may take several over long contexts of many requests."""
-    choice = partial(Choice, Operation.CHUNK_ATTENTION, subject=shape.kind, format=shape.format)
-    hopper = capability == HOPPER and profile == "fast" and shape.dtype is not KVCacheDtype.FLOAT32
-    if not shape.window:
-        expands = ("expand_keys",) if shape.v_only or shape.eight_bit else ()
-        if hopper and shape.width == GLOBAL_WIDTH:
-            shared = global_chunk_bytes(key_plane=not shape.v_only)
-            kernels = (*expands, "global_chunk")
-            yield choice(Backend.HOPPER, kernels, shared_bytes=shared, workspace_bytes=shape.expanded_bytes)
-        else:
-            kernel = "global_chunk_v_only" if shape.v_only else "global_chunk"
-            yield choice(Backend.TRITON, (*expands, kernel), workspace_bytes=shape.expanded_bytes)
-        return
-    if hopper and shape.width == SLIDING_WIDTH:
-        kernels = ("expand_window", "sliding_chunk") if shape.eight_bit else ("sliding_chunk",)
-        most = shape.scratch_keys if shape.eight_bit else None
-        yield choice(Backend.HOPPER, kernels, most_keys=most, shared_bytes=sliding_chunk_bytes())
-        if most is None:
-            return
-    yield choice(Backend.TRITON, ("sliding_chunk",))
-
-
-def span_choices(shape: AttentionShape) -> Iterator[Choice]:
-    """Of chunk attention in steps where rows of images see what is behind them, which they do in sliding layers."""
-    if shape.window:
-        chunk = ("sliding_chunk",)
-        yield Choice(Operation.SPAN_ATTENTION, Backend.TRITON, chunk, subject=shape.kind, format=shape.format)

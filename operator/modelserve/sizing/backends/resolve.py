@@ -12,7 +12,8 @@ from modelserve.assistant import AssistantArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import assistant_tensors
 from modelserve.sizing.backends import products
-from modelserve.sizing.backends.attention import AttentionShape, chunk_choices, decode_choices, span_choices
+from modelserve.sizing.backends.attention import AttentionShape
+from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
 from modelserve.sizing.backends.products import (
     BOX_INPUTS,
@@ -36,6 +37,12 @@ from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 
 EXPERT_FEW_ROWS = 64  # rows up to which kernels find the experts of a row by themselves
 ROUTED_ROWS = 16  # rows up to which routing is one kernel, whose programs share a row's experts
+ATTENTION_OPERATIONS = (
+    Operation.DECODE_ATTENTION,
+    Operation.VERIFY_ATTENTION,
+    Operation.CHUNK_ATTENTION,
+    Operation.SPAN_ATTENTION,
+)
 _EXPERT_LINEARS = (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN)
 
 
@@ -158,16 +165,15 @@ def _attention(
             model, kind, dtype=formats.kv_dtype, v_only=formats.kv_layout is KVCacheLayout.V_ONLY, ranks=ranks
         )
         yield Choice(Operation.PREPARE, Backend.TRITON, ("prepare",), kind, format=shape.format)
-        yield from decode_choices(shape, capability, profile)
-        yield from chunk_choices(shape, capability, profile)
-        yield from span_choices(shape)
+        for operation in ATTENTION_OPERATIONS:
+            yield from attention_choices(operation, Attended(shape, capability, profile))
         if shape.window:
             yield Choice(Operation.COMMIT, Backend.TRITON, ("commit",), kind, format=shape.format)
 
 
 def _plain_attention(formats: Formats) -> Iterator[Choice]:
     """PyTorch's, whose launches nobody counts: nothing is captured there."""
-    operations = Operation.PREPARE, Operation.DECODE_ATTENTION, Operation.CHUNK_ATTENTION, Operation.COMMIT
+    operations = Operation.PREPARE, *ATTENTION_OPERATIONS[:-1], Operation.COMMIT
     for kind in LayerKind:
         for operation in operations:
             yield Choice(operation, Backend.PLAIN, (LIBRARY,), kind, format=str(formats.kv_dtype))

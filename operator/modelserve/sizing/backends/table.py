@@ -36,7 +36,8 @@ class Operation(StrEnum):
     PREPARE = "prepare"
     CHUNK_ATTENTION = "chunk_attention"
     SPAN_ATTENTION = "span_attention"  # of chunks, in steps with rows that see what is behind them
-    DECODE_ATTENTION = "decode_attention"
+    DECODE_ATTENTION = "decode_attention"  # of segments of one row
+    VERIFY_ATTENTION = "verify_attention"  # of segments of several rows: decodes with drafts
     COMMIT = "commit"
     RESIDUAL_NORM = "residual_norm"
     GATED_GELU = "gated_gelu"
@@ -73,6 +74,20 @@ NO_ENDS = Ends()
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """Shape of one kernel on one kind of layer. `rows`: query rows of a block; `keys`: keys of a tile; `queries`: of a
+    decode kernel's program, those that registers and shared memory hold at most. `exact`: as that profile has it, no
+    warps or columns by the number of rows."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    queries: int = 64
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The kernels of one operation for up to so many rows.
 
@@ -82,7 +97,7 @@ class Choice:
     `ends`: of a product. `settles`: whatever starts behind it finds all complete that came before it, and may read that
     before it waits. `fuses_norm`: a router adds to the residual and norms, so no kernel stands before it that does.
     `takes_dense`: experts' kernels multiply by the dense MLP's matrices, too. `launch`, `given` and `extra` of a
-    product are its row's (`ProductKernel`).
+    product are its row's (`ProductKernel`), `launch` and `tile` of attention its own row's (`AttentionKernel`).
     """
 
     operation: Operation
@@ -102,6 +117,7 @@ class Choice:
     fuses_norm: bool = False
     takes_dense: bool = False
     launch: str = ""
+    tile: AttentionTile | None = None
     given: tuple[str, ...] = ()
     extra: tuple[int, str] | None = None
 
