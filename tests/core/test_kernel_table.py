@@ -73,6 +73,11 @@ def test_31b_on_hopper_by_hand() -> None:
     # 256 blocks in the one place of a multiprocessor: rows x 16 heads x 8 parts. Splits of a row go through memory.
     assert decode[LayerKind.SLIDING] == [(2, "sliding_decode"), (None, "decode_stream")]
     assert decode[LayerKind.GLOBAL] == [(None, "global_decode combine")]
+    drafted = {kind: ranges(found.of(Operation.VERIFY_ATTENTION, kind)) for kind in LayerKind}
+    assert drafted == {  # which read a request's keys once for all of its rows
+        LayerKind.SLIDING: [(None, "split_decode combine")],
+        LayerKind.GLOBAL: [(None, "split_decode_v_only combine")],
+    }
     chunk = {kind: ranges(found.of(Operation.CHUNK_ATTENTION, kind)) for kind in LayerKind}
     assert chunk == {
         LayerKind.SLIDING: [(None, "sliding_chunk")],
