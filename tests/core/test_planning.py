@@ -485,6 +485,8 @@ def test_a_gpu_that_no_kernels_have_tiles_for_is_refused(
     gpu = replace(CATALOGUE["NVIDIA-H200"], product="NVIDIA-Next", compute_capability=capability)
     result = evaluate(Wishes(), architecture, gpu, gpus=1)
     assert isinstance(result, Refusal) is refused
+    (found,) = consider(_spec("hf://google/gemma-4-E2B-it"), architecture, [AcceleratorOffer(gpu, 1)])
+    assert (found.expected is None) is refused, "a speed is expected of whatever fits"
     if isinstance(result, Refusal):
         assert result.limited_by == "ComputeCapability"
         assert "no kernels for compute capability" in result.message

@@ -13,7 +13,7 @@ from modelserve.hardware import Accelerator
 from modelserve.planning.engine_rates import Capability, EngineRates
 from modelserve.sizing.backends.attention import AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
-from modelserve.sizing.backends.generations import LEAST_CAPABILITY
+from modelserve.sizing.backends.generations import nearest_known
 from modelserve.sizing.backends.table import Operation
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
@@ -53,12 +53,12 @@ def decode_kernels(
     profile: Profile,
 ) -> Mapping[LayerKind, str]:
     """Which read for many requests of one row each, or of several. Where a GPU has no kernels, and on a CPU, those of
-    the oldest that has some stand for PyTorch's."""
+    the nearest below it that has some, or of the oldest, stand for PyTorch's."""
     operation = Operation.VERIFY_ATTENTION if several_rows else Operation.DECODE_ATTENTION
     gpu = 10 * capability[0] + capability[1]
     found = {}
     for kind in LayerKind:
         shape = AttentionShape.of(architecture, kind, dtype=dtype, v_only=layout is KVCacheLayout.V_ONLY, ranks=ranks)
-        *_, choice = attention_choices(operation, Attended(shape, max(gpu, LEAST_CAPABILITY), profile))
+        *_, choice = attention_choices(operation, Attended(shape, nearest_known(gpu), profile))
         found[kind] = choice.kernels[0]
     return found

@@ -55,6 +55,12 @@ def generation_of(capability: int) -> Generation:
     raise UnknownGenerationError(f"no kernels for compute capability {capability / 10}: there are tiles for {known}")
 
 
+def nearest_known(capability: int) -> int:
+    """It, or the nearest one below it that has tiles, or the least: for speeds, which refuse nothing."""
+    below = [min(capability, generation.highest) for generation in GENERATIONS if generation.lowest <= capability]
+    return max(below, default=LEAST_CAPABILITY)
+
+
 def tiles_for(tiles: Sequence[T], capability: int) -> T:
     """Of a table that ends where generations to come have its last tiles. Raises as `generation_of`."""
     return tiles[min(generation_of(capability).place, len(tiles) - 1)]
