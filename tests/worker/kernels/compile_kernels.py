@@ -1,22 +1,27 @@
 """Compile every kernel of the worker for GPUs that need not be there, and compare what it takes with what they have.
 
-    python tests/worker/kernels/compile_kernels.py [--capability 90 ...] [--file KERNELS.py] [--match TEXT]
+    python tests/worker/kernels/compile_kernels.py [--capability 90 ...] [--file KERNELS.py] [--match TEXT] [--trust]
 
 Prints one row per kernel, shape and compute capability (`golden_code` says what is in it), and the problems last; exits
 with 1 when there are any. What is compiled is what models launch (`traced_launches`), kernels in CUDA C++ included, or
 what `launch_all` of the file given does; a kernel in `modelserve_worker.kernels.*_triton` that none of them launches is
 a problem too. Shared memory is the most that one block may have (`modelserve.sizing.backends.generations`). Registers
 and spills are those that ptxas reports. From capability 9.0 on, what a kernel of Triton does before it waits for the
-one before it is read from its PTX (`dependent_launch` says what it may).
+one before it is read from its PTX (`dependent_launch` says what it may). --trust: a launch is not compiled where
+`golden_code.tsv` has a row of the same sources and compilers, but for some drawn by chance; rows are held to the limits
+all the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import inspect
 import io
 import os
 import pkgutil
+import random
 import re
 import sys
 import tempfile
@@ -25,8 +30,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from golden_code import Row
-from machine_code import code_hash, compilers
+from golden_code import SAMPLED, Golden, Row, committed
+from machine_code import code_hash, compilers, source_hash
 from traced_launches import (
     CASES,
     Source,
@@ -44,6 +49,7 @@ CAPABILITIES = (80, 86, 89, 90, 100, 120)
 COMPILED = (80, 89, 90, 100, 120)  # 8.6 has the tiles of 8.9 and the arithmetic of 8.0
 MOST_REGISTERS = 255
 PROCESSES = 2
+FEW, TRIED_ALONE = 16, 2
 DEPENDENT_LAUNCH = 90  # the lowest capability that has it
 # How parameters are named that no later kernel of a step writes.
 CONSTANT = ("weight", "scalar", "positions", "slots", "starts", "lengths", "firsts", "table", "cos", "sin")
@@ -115,8 +121,12 @@ def early_work(ptx: str, launch: Traced, *, waits: bool) -> Iterator[str]:
             origins[registers[0]] = origins.get(registers[0], set()) | known
 
 
-def compile_one(launch: Traced | Source, capability: int) -> Outcome:
+def compile_one(launch: Traced | Source, capability: int, known: Row | None = None) -> Outcome:
+    """`known`: its row, which is believed where it is of the same sources."""
     compiled = compiled_by_nvrtc if isinstance(launch, Source) else compiled_by_triton
+    source = source_hash(launch)
+    if known is not None and known.source == source:
+        return Outcome(launch, tuple(beyond_limits(launch, known, capability)), known)
     try:
         cubin, log, shared, early = compiled(launch, capability)
     except Exception as error:  # whatever the compiler raises is the finding
@@ -125,15 +135,19 @@ def compile_one(launch: Traced | Source, capability: int) -> Outcome:
     spilled = re.search(r"(\d+) bytes spill stores", log)
     if registers is None or spilled is None:
         return Outcome(launch, (f"ptxas reported neither registers nor spills: {log!r}",))
-    used, stored = int(registers[1]), int(spilled[1])
+    sizes = int(registers[1]), int(spilled[1]), shared
+    row = Row(f"sm_{capability}", launch.key, *sizes, code_hash(cubin), source)
+    return Outcome(launch, (*beyond_limits(launch, row, capability), *early), row)
+
+
+def beyond_limits(launch: Traced | Source, row: Row, capability: int) -> Iterator[str]:
     most, accepted = generation_of(capability).shared_bytes, accepted_spills(launch)
-    problems = (
-        (used > MOST_REGISTERS, f"{used} registers, of {MOST_REGISTERS}"),
-        (stored > accepted, f"{stored} bytes of spill stores, of {accepted} accepted"),
-        (shared > most, f"{shared} bytes of shared memory, of {most}"),
-    )
-    found = (*(text for wrong, text in problems if wrong), *early)
-    return Outcome(launch, found, Row(f"sm_{capability}", launch.key, used, stored, shared, code_hash(cubin)))
+    if row.registers > MOST_REGISTERS:
+        yield f"{row.registers} registers, of {MOST_REGISTERS}"
+    if row.spilled_bytes > accepted:
+        yield f"{row.spilled_bytes} bytes of spill stores, of {accepted} accepted"
+    if row.shared_bytes > most:
+        yield f"{row.shared_bytes} bytes of shared memory, of {most}"
 
 
 Compiled = tuple[bytes, str, int, Iterable[str]]  # cubin, what ptxas says, bytes of shared memory, early work
@@ -168,9 +182,13 @@ def main() -> int:
     parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(COMPILED))
     parser.add_argument("--file", help="a module with launch_all, instead of the worker's")
     parser.add_argument("--match", default="", help="only launches whose name contains this")
+    parser.add_argument("--trust", action="store_true", help="rows that are committed")
     chosen = parser.parse_args()
-    print(*(f"# compiled by {each}" for each in compilers()), sep="\n")
-    outcomes, problems = compile_all(chosen.capability, chosen.file, chosen.match, heard=lambda row: print(row))
+    print(*nothing_compiled().head(), sep="\n")
+    outcomes, problems = compile_all(
+        chosen.capability, chosen.file, chosen.match, trusted=committed() if chosen.trust else None, sampled=SAMPLED,
+        heard=lambda row: print(row),
+    )  # fmt: skip
     print(f"{len(outcomes)} compiled, {len(problems)} problems", *problems, sep="\n")
     return bool(problems)
 
@@ -180,9 +198,19 @@ def compile_all(
     file: str | None = None,
     match: str = "",
     *,
+    trusted: Golden | None = None,
+    sampled: int = 0,
     heard: Callable[[Row], object] = lambda _: None,
 ) -> tuple[list[Outcome], list[str]]:
-    """What became of every launch, and the problems. `heard`: hears of each row at once."""
+    """What became of every launch, and the problems. Rows of `trusted` are believed where sources, compilers and checks
+    are the same, but for one in `sampled`. `heard`: hears of each row at once."""
+    here = nothing_compiled()
+    if trusted is not None and (trusted.compilers, trusted.check) != (here.compilers, here.check):
+        trusted = None
+    before = {row.launch: row for row in committed().rows} if file is None else {}
+    believed = {
+        row.launch: row for row in (trusted.rows if trusted else ()) if not sampled or random.randrange(sampled)
+    }
     os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel has nothing to compile
     outcomes, launched, problems = list[Outcome](), list[Traced](), list[str]()
     with tempfile.TemporaryDirectory() as cache:
@@ -197,17 +225,53 @@ def compile_all(
                 found = once_each(launch for trace in traces for launch in trace)
                 launched += (launch for launch in found if isinstance(launch, Traced))
                 todo = [launch for launch in found if match in launch.name]
-                for outcome in pool.map(compile_one, todo, [capability] * len(todo)):
-                    outcomes.append(outcome)
-                    problems += (f"sm_{capability} {outcome.launch.name}: {text}" for text in outcome.problems)
-                    if outcome.row is not None:
-                        heard(outcome.row)
+                rows = [believed.get((f"sm_{capability}", launch.key)) for launch in todo]
+                compiled = list(pool.map(compile_one, todo, [capability] * len(todo), rows))
+            for outcome in as_before(compiled, before, capability):
+                outcomes.append(outcome)
+                problems += (f"sm_{capability} {outcome.launch.name}: {text}" for text in outcome.problems)
+                if outcome.row is not None:
+                    heard(outcome.row)
     if not outcomes:
         problems.insert(0, "no launch was found")
     if {*COMPILED} <= {*capabilities} or file is not None:
         modules = kernel_modules() if file is None else [file]
         problems[:0] = [f"{name} is launched by nobody" for name in never_launched(modules, launched)]
     return outcomes, problems
+
+
+def as_before(outcomes: list[Outcome], before: dict[tuple[str, str], Row], capability: int) -> list[Outcome]:
+    """`outcomes`, where few are of other code than their row with those that a process of their own compiles as it was.
+
+    Which of two codes Triton makes of a source can depend on what the process has compiled before.
+    """
+
+    def other(outcome: Outcome) -> bool:
+        row = outcome.row
+        return row is not None and row.compiled != before.get(row.launch, row).compiled
+
+    for _ in range(TRIED_ALONE):
+        others = [outcome for outcome in outcomes if other(outcome)]
+        if not 0 < len(others) <= FEW:
+            break
+        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+            alone = pool.map(compile_alone, [each.launch for each in others], [capability] * len(others))
+            settled = {again.launch: again for again in alone if again.row is not None and not other(again)}
+        outcomes = [settled.get(outcome.launch, outcome) for outcome in outcomes]
+    return outcomes
+
+
+def compile_alone(launch: Traced | Source, capability: int) -> Outcome:
+    import triton
+
+    triton.knobs.compilation.always_compile = True  # and not what another process has put into the cache
+    return compile_one(launch, capability)
+
+
+def nothing_compiled() -> Golden:
+    """Of these compilers and checks, no row."""
+    checks = inspect.getsource(early_work), DEPENDENT_LAUNCH, CONSTANT, WAITS_FIRST, SETTLED
+    return Golden(compilers(), (), hashlib.sha256(repr(checks).encode()).hexdigest()[:16])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """The machine code of every kernel that models launch, as it is committed in `golden_code.tsv`, a row a kernel.
 
-    python tests/worker/kernels/golden_code.py --record          compile all and write the rows; about 5 minutes
+    python tests/worker/kernels/golden_code.py --record          compile what has changed, and write the rows
+    python tests/worker/kernels/golden_code.py --record --all    compile all, for about 9 minutes of CPU
     python tests/worker/kernels/golden_code.py --same-code FILE  compare with another such file, whatever rows are named
 
 A row: GPU generation, registers, bytes of spill stores, bytes of shared memory of a launch, `machine_code.code_hash`,
-and the launch: kernel, element types of pointers in their order, constants. Tests compare the rows with what is
-compiled. Whoever changes a kernel records anew in the same commit, whose difference then names the launches that it
-moves. Files before and after a change that only renames or moves have the same code: `git show main:FILE` is one.
+a hash of all that it was compiled from, and the launch: kernel, element types of pointers in their order, constants.
+Tests compare the rows with what is compiled, which are launches that have other sources than their row has, and one in
+SAMPLED of the others: the same compilers make the same code of the same source. Whoever changes a kernel records anew
+in the same commit, whose difference then names the launches that it moves; a comment moves sources alone, which waits
+for the next who records. Files before and after a change that only renames or moves have the same code:
+`git show main:FILE` is one.
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 GOLDEN = Path(__file__).parent / "golden_code.tsv"
 RECORD = "python tests/worker/kernels/golden_code.py --record"
-_COMPILER = "# compiled by "
+SAMPLED = 8
+_COMPILER, _CHECK = "# compiled by ", "# early work is checked as "
 
 
 @dataclass(frozen=True, order=True)
@@ -31,6 +36,7 @@ class Row:
     spilled_bytes: int
     shared_bytes: int
     code: str
+    source: str = ""
 
     @property
     def launch(self) -> tuple[str, str]:
@@ -38,36 +44,42 @@ class Row:
 
     @property
     def compiled(self) -> tuple[str, int, int, int, str]:
-        """All but the name."""
+        """What the launch was compiled to."""
         return self.target, self.registers, self.spilled_bytes, self.shared_bytes, self.code
 
     def __str__(self) -> str:
         sizes = f"{self.registers:3d}\t{self.spilled_bytes:4d}\t{self.shared_bytes:6d}"
-        return f"{self.target}\t{sizes}\t{self.code}\t{self.name}"
+        return f"{self.target}\t{sizes}\t{self.code}\t{self.source}\t{self.name}"
 
 
 @dataclass(frozen=True)
 class Golden:
     compilers: tuple[str, ...]
     rows: tuple[Row, ...]
+    check: str = ""  # a hash of what looks at early work, whose findings of a row are trusted with it
+
+    def head(self) -> Iterator[str]:
+        yield "# Written by `golden_code.py --record`: target, registers, spilled, shared bytes, code, source, launch"
+        yield from (f"{_COMPILER}{each}" for each in self.compilers)
+        yield f"{_CHECK}{self.check}"
 
     def text(self) -> str:
-        head = "# Written by `golden_code.py --record`: target, registers, bytes spilled, shared bytes, code, launch"
-        said = (f"{_COMPILER}{each}" for each in self.compilers)
-        return "\n".join((head, *said, *map(str, sorted(self.rows)), ""))
+        return "\n".join((*self.head(), *map(str, sorted(self.rows)), ""))
 
 
 def read(lines: Iterable[str]) -> Golden:
     """Of a file's lines, or of those that compile_kernels.py prints: what is no row and no compiler is passed over."""
-    compilers, rows = list[str](), list[Row]()
+    compilers, rows, check = list[str](), list[Row](), ""
     for line in lines:
         parts = line.rstrip("\n").split("\t")
         if line.startswith(_COMPILER):
             compilers.append(line.removeprefix(_COMPILER).strip())
-        elif len(parts) == 6:
-            target, registers, spilled, shared, code, name = parts
-            rows.append(Row(target, name, int(registers), int(spilled), int(shared), code))
-    return Golden(tuple(compilers), tuple(rows))
+        elif line.startswith(_CHECK):
+            check = line.removeprefix(_CHECK).strip()
+        elif len(parts) == 7:
+            target, registers, spilled, shared, code, source, name = parts
+            rows.append(Row(target, name, int(registers), int(spilled), int(shared), code, source))
+    return Golden(tuple(compilers), tuple(rows), check)
 
 
 def moved(golden: Golden, now: Golden) -> list[str]:
@@ -80,7 +92,7 @@ def moved(golden: Golden, now: Golden) -> list[str]:
     said = [
         f"{row.target} {row.name}: {_sizes(row)}, was {_sizes(before[row.launch])}"
         for row in now.rows
-        if row.launch in before and row != before[row.launch]
+        if row.launch in before and row.compiled != before[row.launch].compiled
     ]
     gone = [row for row in golden.rows if row.launch not in after]
     for row in (row for row in now.rows if row.launch not in before):
@@ -113,22 +125,29 @@ def main() -> int:
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--record", action="store_true", help=f"write {GOLDEN.name}")
     asked.add_argument("--same-code", metavar="FILE", type=Path, help="exit with 1 where the code of FILE is another")
+    parser.add_argument(
+        "--all", action="store_true", help="with --record: compile also what has the sources of its row"
+    )
     chosen = parser.parse_args()
-    golden = read(GOLDEN.read_text().splitlines()) if GOLDEN.exists() else Golden((), ())
+    golden = committed()
     if chosen.same_code is not None:
         differences = list(other_code(read(chosen.same_code.read_text().splitlines()), golden))
         counts = Counter(row.target for row in golden.rows)
         print(*differences, *(f"{target}: {count} launches" for target, count in counts.items()), sep="\n")
         print(f"{len(differences)} rows of other code" if differences else "all code is the same")
         return bool(differences)
-    from compile_kernels import COMPILED, compile_all
-    from machine_code import compilers
+    from compile_kernels import COMPILED, compile_all, nothing_compiled
 
-    outcomes, problems = compile_all(COMPILED)
-    now = Golden(compilers(), tuple(row for outcome in outcomes if (row := outcome.row) is not None))
+    trusted = None if chosen.all else golden
+    outcomes, problems = compile_all(COMPILED, trusted=trusted)
+    now = replace(nothing_compiled(), rows=tuple(row for outcome in outcomes if (row := outcome.row) is not None))
     print(*problems, *moved(golden, now), sep="\n")
     GOLDEN.write_text(now.text())
     return bool(problems)
+
+
+def committed() -> Golden:
+    return read(GOLDEN.read_text().splitlines()) if GOLDEN.exists() else Golden((), ())
 
 
 if __name__ == "__main__":

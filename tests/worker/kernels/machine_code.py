@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 _NO_BITS = 8  # a section's type: memory that the file has no bytes of
 _CODE = re.compile(r"\.text\b|\.nv\.constant[1-9]|\.nv\.global\b|\.nv\.shared\b")
@@ -69,6 +70,15 @@ def _resources(content: bytes) -> Iterator[tuple[int, bytes]]:
         size = value if form == 4 else 0  # else the value itself is all
         yield kind, content[at + 4 : at + 4 + size] or str(value).encode()
         at += 4 + size
+
+
+def source_hash(launch: HasSources) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.sha256(repr(launch.sources()).encode()).hexdigest()[:16]
+
+
+class HasSources(Protocol):
+    def sources(self) -> tuple[str, ...]: ...
 
 
 def compilers() -> tuple[str, ...]:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import compile_kernels
 import golden_code
 import pytest
+from compile_kernels import Outcome, compile_one
 from golden_code import Golden, Row
-from machine_code import code_hash
+from machine_code import code_hash, source_hash
+from traced_launches import Source
 
 from modelserve_worker.kernels import cuda_kernel
 from modelserve_worker.kernels.cuda_kernel import CudaSource
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[2]
-ROW = Row("sm_90", "kernel(1*bf16; SIZE=64; 4 warps, 3 stages)", 40, 0, 1024, "0123456789abcdef")
-OTHER = replace(ROW, name="other(; SIZE=64; 4 warps, 3 stages)", code="fedcba9876543210")
-GOLDEN = Golden(("triton 3.6.0", "ptxas 12.8.93"), (ROW, OTHER))
+ROW = Row("sm_90", "kernel(1*bf16; SIZE=64; 4 warps, 3 stages)", 40, 0, 1024, "0123456789abcdef", "aaaa")
+OTHER = replace(ROW, name="other(; SIZE=64; 4 warps, 3 stages)", code="fedcba9876543210", source="bbbb")
+GOLDEN = Golden(("triton 3.6.0", "ptxas 12.8.93"), (ROW, OTHER), "cccc")
 SOURCE = """
 __device__ const float factors[2] = {FACTOR, 3.0f};
 extern "C" __global__ void __launch_bounds__(THREADS) NAME(float* out, int row) {
@@ -33,21 +35,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(float* out, int row) 
 """
 
 
-def test_names_comments_lines_and_folders_are_no_machine_code_and_constants_are(tmp_path: Path) -> None:
-    shutil.copy(FOLDER / "renamed_kernels.py", tmp_path / "elsewhere.py")
-    codes: dict[str, set[str]] = {}
-    for file in (FOLDER / "renamed_kernels.py", tmp_path / "elsewhere.py"):
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "worker"), str(file.parent)))
-        command = [sys.executable, str(FOLDER / "compile_kernels.py"), "--file", str(file), "--capability", "89"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        read = golden_code.read(done.stdout.splitlines())
-        assert len(read.compilers) == 4
-        for row in read.rows:
-            codes.setdefault(row.name.partition("(")[0], set()).add(row.code)
-    assert codes["scaled"] == codes["a_longer_name_in_other_lines"]
-    assert len(codes["scaled"]) == len(codes["scaled_by_three"]) == 1
-    assert codes["scaled"] != codes["scaled_by_three"]
+def test_names_comments_and_lines_are_no_machine_code_and_constants_are() -> None:
+    """Nor are folders: the rows that are committed are those of any clone."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "worker")))
+    file = str(FOLDER / "renamed_kernels.py")
+    command = [sys.executable, str(FOLDER / "compile_kernels.py"), "--file", file, "--capability", "89"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    read = golden_code.read(done.stdout.splitlines())
+    assert len(read.compilers) == 4
+    codes = {row.name.partition("(")[0]: row.code for row in read.rows}
+    assert codes["scaled"] == codes["a_longer_name_in_other_lines"] != codes["scaled_by_three"]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +76,31 @@ def test_code_in_cuda_is_known_by_what_it_does(
 
 
 def test_what_is_written_is_read_back() -> None:
-    assert golden_code.read(GOLDEN.text().splitlines()) == Golden(GOLDEN.compilers, tuple(sorted(GOLDEN.rows)))
+    assert golden_code.read(GOLDEN.text().splitlines()) == replace(GOLDEN, rows=tuple(sorted(GOLDEN.rows)))
     assert golden_code.moved(GOLDEN, GOLDEN) == []
+    assert golden_code.moved(GOLDEN, replace(GOLDEN, rows=(replace(ROW, source="dddd"), OTHER))) == []
+
+
+def test_a_row_is_believed_of_the_sources_that_it_names_and_held_to_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_kernel, "FOLDER", tmp_path)
+    (tmp_path / "kernel.cu").write_text(SOURCE)
+    launch, other = (
+        Source(CudaSource("kernel.cu", "kernel", "sm_90a", ("NAME=kernel", f"FACTOR={factor}", "THREADS=256")))
+        for factor in ("2.0f", "5.0f")
+    )
+    row = compile_one(launch, 90).row
+    assert row is not None
+    never_compiled = replace(row, code="0" * 16)
+    assert compile_one(launch, 90, never_compiled) == Outcome(launch, (), never_compiled)
+    with_other_source = compile_one(other, 90, never_compiled).row
+    assert with_other_source is not None
+    assert with_other_source.code not in {row.code, never_compiled.code}
+    (tmp_path / "kernel.cu").write_text(SOURCE + "// a comment")
+    assert compile_one(launch, 90, never_compiled).row == replace(row, source=source_hash(launch))
+    (tmp_path / "kernel.cu").write_text(SOURCE)
+    assert compile_one(launch, 90, replace(row, registers=256)).problems == ("256 registers, of 255",)
 
 
 def test_rows_that_moved_are_named_with_what_they_were() -> None:
@@ -110,3 +131,18 @@ def test_other_compilers_are_named_and_no_row_is_compared() -> None:
     assert "triton 3.6.0" in said
     assert "triton 3.7.0" in said
     assert golden_code.RECORD in said
+
+
+def test_code_that_differs_by_what_a_process_compiled_before_is_compiled_by_a_process_of_its_own() -> None:
+    """A row of a launch that is compiled once more as it was; the one that never is stays as it has come."""
+    launch = Source(CudaSource("peer_sums.cu", "rank_sum", "sm_90", ("WIDTH=2048", "RANKS=2", "NORMS=0")))
+    row = compile_one(launch, 90).row
+    assert row is not None
+    by_chance = Outcome(launch, (), replace(row, code="0" * 16))
+    assert compile_kernels.as_before([by_chance], {row.launch: row}, 90) == [Outcome(launch, (), row)]
+    changed = {row.launch: replace(row, code="1" * 16)}
+    assert compile_kernels.as_before([by_chance], changed, 90) == [by_chance]
+    many = [
+        replace(by_chance, launch=replace(launch, source=replace(launch.source, shared_bytes=n))) for n in range(17)
+    ]
+    assert compile_kernels.as_before(many, {row.launch: row}, 90) == many

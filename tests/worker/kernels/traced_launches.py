@@ -7,6 +7,7 @@ constants: of those that differ in integers alone, the one of which the compiler
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import itertools
 import json
 import re
@@ -14,14 +15,17 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
+
+from triton.runtime.jit import JITCallable, JITFunction
 
 if TYPE_CHECKING:
     from modelserve_worker.kernels.cuda_kernel import CudaSource  # imports torch
 
+OWN = "modelserve_worker.kernels"
 FP8_CACHE_CAPABILITY = 89  # the least that computes with e4m3
 
 
@@ -86,6 +90,12 @@ class Traced:
         """Of the parameters that are passed, in their order."""
         return {name: kind for name, kind in self._known["signature"].items() if kind != "constexpr"}
 
+    def sources(self) -> tuple[str, ...]:
+        """All that it is compiled from: text, with what it calls and reads, and how it is specialised."""
+        known = {name: value for name, value in self._known.items() if name != "key"}
+        known["options"] = {name: value for name, value in known["options"].items() if name != "extern_libs"}  # a path
+        return *_texts(getattr(kernel_module(self.module), self.kernel)), json.dumps(known, sort_keys=True)
+
     @property
     def name(self) -> str:
         """Kernel, types and constants, short enough for a table."""
@@ -128,6 +138,9 @@ class Source:
         return f"{self.source.entry}({','.join(self.source.defines)}; {self.source.target})"
 
     name = shape = key
+
+    def sources(self) -> tuple[str, ...]:
+        return (*(text.decode() for text in self.source.texts().values()), *self.source.options)
 
 
 def once_each(launches: Iterable[Traced | Source]) -> list[Traced | Source]:
@@ -181,6 +194,31 @@ def launches_of_file(name: str, capability: int) -> list[Traced]:
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
         module.launch_all()
     return [Traced(each.module, each.kernel, each.specialization) for each in found if isinstance(each, KernelLaunch)]
+
+
+@cache
+def _texts(function: JITFunction[Any]) -> tuple[str, ...]:
+    """Of a function, of those that it calls, and of what they read of their modules. Triton's come with its version.
+
+    Triton's hash of a function is not taken: it covers lines of files, and depends on which it has hashed before.
+    """
+    found: dict[int, str] = {}
+    todo: list[object] = [function]
+    while todo:
+        value = todo.pop()
+        if id(value) not in found and not isinstance(value, ModuleType):
+            own = getattr(value, "__module__", "").startswith(OWN)
+            found[id(value)] = value.src if isinstance(value, JITCallable) else _written(value, own=own)
+            if isinstance(value, JITCallable) and (own or value is function):
+                names = sorted(set(re.findall(r"\b[A-Za-z_]\w*", value.src)))
+                todo += (value.__globals__[name] for name in names if name in value.__globals__)
+    return tuple(sorted(found.values()))
+
+
+def _written(value: object, *, own: bool) -> str:
+    if own and isinstance(value, type | FunctionType):
+        return inspect.getsource(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def kernel_module(name: str) -> ModuleType:
