@@ -39,8 +39,10 @@ from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows, grouped_ro
 from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
 from modelserve_worker.kernels.linear_int4_sm90 import int4_product
 from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
+from modelserve_worker.kernels.linear_tiles import SharedBuffers
 
 CUDA = torch.device("cuda")
+SHARED = SharedBuffers(CUDA)
 CAPTURED = 50  # launches of a graph
 # By what is asked of a product: many stages and few tiles, the largest tiles in few stages, what lies between.
 SHAPES = {"split": (1024, 4096), "gated": (46464, 256), "": (16384, 512)}
@@ -64,7 +66,10 @@ def products() -> Iterator[tuple[str, Run]]:
             yield f"integers int4 {name} {outputs}x{inputs} {rows} {asked}", partial(integer_rows, x, matrix, **how)
         for rows in (64,) if asked == "split" else (64, 128, 192, 256):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
-            yield f"many rows int4 {outputs}x{inputs} {rows} {asked}", partial(int4_product, x, g32, **how)
+            yield (
+                f"many rows int4 {outputs}x{inputs} {rows} {asked}",
+                partial(int4_product, x, g32, shared=SHARED, **how),
+            )
 
 
 def clusters() -> Iterator[tuple[str, Run]]:

@@ -67,8 +67,9 @@ def test_the_emulated_kernel_equals_float64_attention(
 def attended(case: PagedCase, q: Tensor, step: Step, *, most: int = 100) -> Tensor:
     """`most`: segments that the kernel of few rows takes."""
     rows, output = layout(case), torch.full_like(q, torch.nan)
-    first, *others = hopper_door(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1]).choices
-    door = AttentionDoor([dataclasses.replace(first, most_rows=most), *others])
+    choices = hopper_door(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1]).choices
+    few, many = (each for each in choices if each.operation is Operation.DECODE_ATTENTION)
+    door = AttentionDoor([dataclasses.replace(few, most_rows=most), many])
     door.decode(q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda"))
     return output
 
