@@ -127,5 +127,5 @@ def _fields(record: type) -> list[str]:
 
 
 def _holds_tokens(field: str) -> bool:
-    """As fields that hold tokens are called here, and none that count them."""
-    return field == "tokens" or field.endswith("token_ids")
+    """As fields that hold tokens are called here, and none that count them, nor the model's own that end requests."""
+    return field == "tokens" or (field.endswith("token_ids") and field != "eos_token_ids")
