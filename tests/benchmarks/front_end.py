@@ -166,8 +166,7 @@ def _large_vocabulary(folder: Path) -> Path:
         shutil.copy(path, copy)
     config = json.loads((copy / "config.json").read_text())
     for part in (config, config.get("text_config", {})):
-        if "vocab_size" in part:
-            part["vocab_size"] = VOCABULARY
+        part.update({name: VOCABULARY for name in ("vocab_size", "vocab_size_per_layer_input") if name in part})
     (copy / "config.json").write_text(json.dumps(config))
     return copy
 
