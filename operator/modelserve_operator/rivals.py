@@ -7,14 +7,13 @@ it counts for a while only, and a pod that can never start holds nobody up.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
+from modelserve.api.schema_types import quantity_of
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import lasting_taints, selects, unmet
 from modelserve.planning.resource_slices import DEVICE_CLASS, is_device_class
@@ -157,7 +156,7 @@ def _admits(ground: Ground, spec: Body) -> bool:
 
 def _fits(name: str, asked: Decimal, allocatable: Mapping[str, Any]) -> bool:
     """Whether an empty node could hold it. What is not told of cpu, memory and their like is enough."""
-    offered = _quantity(allocatable.get(name))
+    offered = quantity_of(allocatable.get(name))
     return asked <= offered if offered is not None else "/" not in name or asked <= 0
 
 
@@ -176,13 +175,8 @@ def _requests(spec: Body) -> dict[str, Decimal]:
 def _asked(container: Body) -> dict[str, Decimal]:
     resources = mapping(container.get("resources"))
     stated = {**mapping(resources.get("limits")), **mapping(resources.get("requests"))}
-    amounts = {str(name): _quantity(amount) for name, amount in stated.items()}
+    amounts = {str(name): quantity_of(amount) for name, amount in stated.items()}
     return {name: amount for name, amount in amounts.items() if amount is not None}
-
-
-def _quantity(text: object) -> Decimal | None:
-    shown = str(text)
-    return quantity_value(shown) if re.fullmatch(QUANTITY_PATTERN, shown) else None
 
 
 def named(pods: Iterable[Body], observed: Observed) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -81,6 +82,12 @@ _FACTORS = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
+
+
+def quantity_of(value: object) -> Decimal | None:
+    """The number of what may be a Kubernetes quantity, None where it is none."""
+    text = str(value)
+    return quantity_value(text) if re.fullmatch(QUANTITY_PATTERN, text) else None
 
 
 def quantity_value(quantity: str) -> Decimal:

@@ -6,12 +6,11 @@ pod is placed. A node that does not say, as one that does not exist yet, refuses
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from modelserve.api.schema_types import MAX_BYTES, QUANTITY_PATTERN, quantity_value
+from modelserve.api.schema_types import MAX_BYTES, quantity_of
 from modelserve.api.status import LimitedBy
 from modelserve.planning.pod_resources import HostRequest
 from modelserve.units import GIB
@@ -78,10 +77,8 @@ def _step(found: int, known: int, unit: int) -> int:
 
 
 def _quantity(value: object) -> Decimal:
-    text = str(value)
-    if len(text) > 32 or not re.fullmatch(QUANTITY_PATTERN, text):
-        return Decimal(0)
-    return max(Decimal(0), quantity_value(text))
+    found = quantity_of(value) if len(str(value)) <= 32 else None
+    return max(Decimal(0), found or Decimal(0))
 
 
 def gib(size: int) -> str:

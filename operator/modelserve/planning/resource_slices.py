@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
+from modelserve.api.schema_types import quantity_of
 from modelserve.hardware import ARCH_LABEL, Accelerator, accelerator_from_labels
 from modelserve.planning.bodies import mapping
 from modelserve.planning.eligibility import Taint
@@ -113,14 +113,14 @@ def _kind(device: Mapping[str, Any]) -> tuple[str, int, tuple[int, int]] | None:
     """(product, memory in MiB, compute capability) of one device; None for a part of a GPU."""
     attributes, capacity = mapping(device.get("attributes")), mapping(device.get("capacity"))
     product = _attribute(attributes, "productName", "string").replace(" ", "-")[:63].rstrip("-._")
-    memory = str(mapping(_named(capacity, "memory")).get("value") or "")
+    memory = quantity_of(mapping(_named(capacity, "memory")).get("value") or "")
     if _attribute(attributes, "type", "string") != "gpu" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", product):
         return None
-    if not re.fullmatch(QUANTITY_PATTERN, memory):
+    if memory is None:
         return None
     version = _VERSION.fullmatch(_attribute(attributes, "cudaComputeCapability", "version"))
     capability = (int(version[1]), int(version[2])) if version else (0, 0)
-    mebibytes = int(quantity_value(memory)) // _MIB
+    mebibytes = int(memory) // _MIB
     return (product, mebibytes, capability) if 0 < mebibytes < 1 << 30 else None
 
 

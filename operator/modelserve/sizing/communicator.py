@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelserve.hardware import Accelerator, joined_by_nvlink
-from modelserve.sizing.cuda_context import STACK_BYTES
+from modelserve.sizing.cuda_context import STACK_BYTES, rounded_up
 from modelserve.units import MIB
 
 NVLINK_BYTES = 896 * MIB
 """Measured on 2 x H200, 838 MiB with E4B and 842 without a model, with NVLS and without, and rounded up to 64."""
 
 GRANULE = 2 * MIB  # in which NCCL takes memory from the driver
-ROUNDING = 64 * MIB
 MOST_NEIGHBOURS = 4  # of a rank in one channel's ring and tree
 
 
@@ -60,7 +59,7 @@ class Channels:
 
     def bytes(self, ranks: int, resident_threads: int) -> int:
         """The same, rounded up to 64 MiB."""
-        return -(-self.exact_bytes(ranks, resident_threads) // ROUNDING) * ROUNDING
+        return rounded_up(self.exact_bytes(ranks, resident_threads))
 
 
 OVER_PCIE = Channels()

@@ -17,7 +17,7 @@ from modelserve.sizing.backends.attention import PAIRS, AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.table import AttentionTile, Choice, KernelTable, Operation
 from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.step import Segments, Step
+from modelserve_worker.kernels.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,10 @@ class AttentionDoor:
         spans = step.last_keys is not None and bool(rows.window)
         choices = self._bound[Operation.SPAN_ATTENTION if spans else Operation.CHUNK_ATTENTION]
         room = _room(scratch, rows)
-        keys = window_keys(step.chunks, q.shape[0], rows)
+        keys = step.chunks.window_keys(q.shape[0], rows.window)
         bound = next(each for each in choices if each.choice.most_keys is None or keys <= room)
         beside: bool = bound.launch(q, output, step, tile=bound.tile, rows=rows, scratch=scratch, **layer)
         return beside
-
-
-def window_keys(chunks: Segments, tokens: int, rows: LayerRows) -> int:
-    """Keys of a step's rows and of the window before each chunk."""
-    return tokens + chunks.most * (rows.window - 1)
 
 
 def _room(scratch: Tensor | None, rows: LayerRows) -> int:

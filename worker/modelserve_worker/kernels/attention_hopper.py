@@ -136,7 +136,7 @@ def sliding_chunk(
         return True
     assert scratch is not None
     (elements, scales), numbers, fmt = page_arguments(rows, arena)
-    shape = q.shape[0] + chunks.most * (rows.window - 1), rows.heads, rows.width
+    shape = chunks.window_keys(q.shape[0], rows.window), rows.heads, rows.width
     plane = math.prod(shape)
     room = scratch[:plane].view(shape), scratch[plane : 2 * plane].view(shape)
     launch(

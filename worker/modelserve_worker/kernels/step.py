@@ -36,6 +36,10 @@ class Segments:
     most_blocks: int = 0
     most_pages: int = 0
 
+    def window_keys(self, tokens: int, window: int) -> int:
+        """Of chunks in sliding layers: keys of a step's rows and of the window before each chunk."""
+        return tokens + self.most * (window - 1)
+
     @property
     def positions(self) -> Tensor:
         """Of segments of one row, the row's."""

@@ -30,11 +30,10 @@ from modelserve.sizing.backends.attention import (
     sliding_decode_bytes,
 )
 from modelserve.sizing.backends.generations import HOPPER, tiles_for
-from modelserve.sizing.backends.table import AttentionTile, Backend, Choice, Operation
+from modelserve.sizing.backends.table import ANY_ROWS, AttentionTile, Backend, Choice, Operation, any_rows
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve.sizing.rank_settings import Profile
 
-ANY_ROWS = None  # what a kernel `takes` where it attends for any number of segments or rows; 0: not of this shape
 _DECODES = Operation.DECODE_ATTENTION, Operation.VERIFY_ATTENTION
 
 # By the places of `generations`. Of 64 rows of 512 columns Triton makes a mere trap for 10.0, whose matrix units keep
@@ -189,10 +188,6 @@ def _triton_chunk(shape: AttentionShape) -> tuple[str, ...]:
     return _expanding(shape, "global_chunk_v_only" if shape.v_only else "global_chunk")
 
 
-def _any_rows(taken: bool) -> int | None:
-    return ANY_ROWS if taken else 0
-
-
 _HOPPER, _TRITON = "modelserve_worker.kernels.attention_hopper:", "modelserve_worker.kernels.attention_triton:"
 _DECODE, _CHUNK = (Operation.DECODE_ATTENTION,), (Operation.CHUNK_ATTENTION,)
 
@@ -202,16 +197,16 @@ ATTENTION = (
         shared_bytes=lambda s: sliding_decode_bytes(s.window),
     ),
     AttentionKernel(
-        _DECODE, Backend.HOPPER, _HOPPER + "sliding_stream", lambda a: _any_rows(_streams_window(a)),
+        _DECODE, Backend.HOPPER, _HOPPER + "sliding_stream", lambda a: any_rows(_streams_window(a)),
         lambda _: ("decode_stream",), splits=True,
         shared_bytes=lambda s: decode_stream_bytes(s.width, STREAM_WARPS[s.width]),
     ),
     AttentionKernel(
-        _DECODE, Backend.HOPPER, _HOPPER + "v_only_decode", lambda a: _any_rows(_reads_values(a)),
+        _DECODE, Backend.HOPPER, _HOPPER + "v_only_decode", lambda a: any_rows(_reads_values(a)),
         lambda _: ("global_decode", "combine"), splits=True, shared_bytes=lambda _: global_decode_bytes(),
     ),
     AttentionKernel(
-        _DECODE, Backend.HOPPER, _HOPPER + "global_stream", lambda a: _any_rows(_streams_global(a)),
+        _DECODE, Backend.HOPPER, _HOPPER + "global_stream", lambda a: any_rows(_streams_global(a)),
         lambda _: ("decode_stream", "combine"), splits=True,
         shared_bytes=lambda s: decode_stream_bytes(s.width, STREAM_WARPS[s.width]),
     ),
@@ -220,12 +215,12 @@ ATTENTION = (
     ),
     AttentionKernel(
         _CHUNK, Backend.HOPPER, _HOPPER + "global_chunk",
-        lambda a: _any_rows(_chunks(a, GLOBAL_WIDTH, sliding=False)), lambda s: _expanding(s, "global_chunk"),
+        lambda a: any_rows(_chunks(a, GLOBAL_WIDTH, sliding=False)), lambda s: _expanding(s, "global_chunk"),
         shared_bytes=lambda s: global_chunk_bytes(key_plane=not s.v_only), tile=_HOPPER_GLOBAL_CHUNK,
     ),
     AttentionKernel(
         _CHUNK, Backend.HOPPER, _HOPPER + "sliding_chunk",
-        lambda a: _any_rows(_chunks(a, SLIDING_WIDTH, sliding=True)),
+        lambda a: any_rows(_chunks(a, SLIDING_WIDTH, sliding=True)),
         lambda s: ("expand_window", "sliding_chunk") if s.eight_bit else ("sliding_chunk",),
         shared_bytes=lambda _: sliding_chunk_bytes(), most_keys=lambda s: s.scratch_keys if s.eight_bit else None,
     ),
@@ -233,6 +228,6 @@ ATTENTION = (
     # Rows of images see what is behind them, which they do in sliding layers.
     AttentionKernel(
         (Operation.SPAN_ATTENTION,), Backend.TRITON, _TRITON + "chunk_attention",
-        lambda a: _any_rows(bool(a.shape.window)), _triton_chunk,
+        lambda a: any_rows(bool(a.shape.window)), _triton_chunk,
     ),
 )  # fmt: skip

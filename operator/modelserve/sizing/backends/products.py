@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
-from modelserve.sizing.backends.registry import ANY_ROWS, Matrix, ProductKernel
-from modelserve.sizing.backends.table import LIBRARY, Backend, Ends, Operation
+from modelserve.sizing.backends.registry import Matrix, ProductKernel
+from modelserve.sizing.backends.table import ANY_ROWS, LIBRARY, Backend, Ends, Operation, any_rows
 from modelserve.sizing.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
@@ -149,10 +149,6 @@ def _grouped_on_hopper(matrix: Matrix) -> bool:
     return dense and whole and matrix.experts <= GROUPED_EXPERTS
 
 
-def _any_rows(taken: bool) -> int | None:
-    return ANY_ROWS if taken else 0
-
-
 def _split_sums(_matrix: Matrix) -> tuple[str, int]:
     return "split_sums", SPLIT_SUM_BYTES
 
@@ -172,17 +168,17 @@ _grouped = partial(ProductKernel, operation=Operation.GROUPED)
 DENSE_PRODUCTS = (
     # Of profile exact: one kernel for any number of rows.
     _triton(
-        "int4_exact", takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=True)),
+        "int4_exact", takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=True)),
         launch=_INT4 + "int4_product_with", given=("tile", "shared"),
         kernels=lambda m: (*m.ordering, "int4_product"), buffer=_split_sums,
     ),
     _triton(
-        "fp8_exact", takes=lambda m: _any_rows(_takes(m, StoredType.FP8, exact=True)),
+        "fp8_exact", takes=lambda m: any_rows(_takes(m, StoredType.FP8, exact=True)),
         launch=_FP8 + "fp8_product_with", given=("tile", "shared"),
         kernels=lambda m: (*m.ordering, "fp8_product"), buffer=_split_sums,
     ),
     _triton(
-        "exact_product", takes=lambda m: _any_rows(m.exact),
+        "exact_product", takes=lambda m: any_rows(m.exact),
         kernels=lambda m: (*(LIBRARY,) * m.plain_kernels, "exact_product"),
     ),
     # Of Hopper, few rows before many.
@@ -192,7 +188,7 @@ DENSE_PRODUCTS = (
         kernels=lambda m: (*m.ordering, "linear_rows"),
     ),
     _hopper(
-        "linear_int4", takes=lambda m: _any_rows(_hopper_takes_int4(m)), buffer=_split_sums,
+        "linear_int4", takes=lambda m: any_rows(_hopper_takes_int4(m)), buffer=_split_sums,
         launch=_KERNELS + "linear_int4_sm90:int4_product", given=("shared",),
     ),
     _hopper(
@@ -217,7 +213,7 @@ DENSE_PRODUCTS = (
         takes=_int4_fused,
     ),
     _triton(
-        "int4_dequantised", takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=False)),
+        "int4_dequantised", takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=False)),
         launch=_INT4 + "int4_dequantised_product", given=("shared",), kernels=_dequantising, buffer=_dequantised_block,
         extra=(1, "library_seconds"),
     ),
@@ -226,7 +222,7 @@ DENSE_PRODUCTS = (
         buffer=_split_sums,
     ),
     _triton(
-        "fp8_scaled", takes=lambda m: _any_rows(_fp8_scaled(m)), launch=_FP8 + "fp8_rounded_product",
+        "fp8_scaled", takes=lambda m: any_rows(_fp8_scaled(m)), launch=_FP8 + "fp8_rounded_product",
         kernels=lambda _: ("round_inputs", LIBRARY), extra=(1, "library_seconds"),
     ),
     ProductKernel(
@@ -238,32 +234,32 @@ DENSE_PRODUCTS = (
 
 GROUPED_PRODUCTS = (
     _grouped(
-        "int4_experts_exact", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=True)),
+        "int4_experts_exact", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=True)),
         launch=_INT4 + "int4_grouped_with", given=("tile",),
         kernels=lambda m: (*m.ordering, "int4_expert_products"),
     ),
     _grouped(
-        "fp8_experts_exact", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.FP8, exact=True)),
+        "fp8_experts_exact", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.FP8, exact=True)),
         launch=_FP8 + "fp8_grouped_with", given=("tile",), kernels=lambda _: ("fp8_expert_products",),
     ),
     _grouped(
-        "int4_expert_products", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.INT4, exact=False)),
+        "int4_expert_products", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=False)),
         launch=_INT4 + "int4_grouped", given=("capability",),
     ),
     _grouped(
-        "fp8_expert_products", Backend.TRITON, takes=lambda m: _any_rows(_takes(m, StoredType.FP8, exact=False)),
+        "fp8_expert_products", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.FP8, exact=False)),
         launch=_FP8 + "fp8_grouped", given=("capability",),
     ),
     # It adds in one order whatever the number of rows, so that it is profile exact's, too.
     _grouped(
-        "grouped_rows", Backend.HOPPER, takes=lambda m: _any_rows(_grouped_on_hopper(m)),
+        "grouped_rows", Backend.HOPPER, takes=lambda m: any_rows(_grouped_on_hopper(m)),
         launch=_KERNELS + "grouped_rows_sm90:grouped_rows", ends=Ends(gated=True), shared_bytes=MOST_GROUPED_BYTES,
     ),
     # PyTorch's has a kernel that lays out its problems on Hopper; on other GPUs it reads on the host where each
     # expert's rows end, which no captured step can, so that profile exact's kernel is that of both profiles.
     _grouped(
         "exact_expert_products", Backend.TRITON,
-        takes=lambda m: _any_rows(m.exact or m.capability not in (None, HOPPER)),
+        takes=lambda m: any_rows(m.exact or m.capability not in (None, HOPPER)),
         kernels=lambda m: (*(LIBRARY,) * m.plain_kernels, "exact_expert_products"),
     ),
     _grouped(

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from modelserve.sizing.backends.table import LIBRARY, NO_ENDS, Backend, Choice, Ends, Operation
+from modelserve.sizing.backends.table import ANY_ROWS, HEAD, LIBRARY, NO_ENDS, Backend, Choice, Ends, Operation
 from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 
-ANY_ROWS = None  # what a row `takes` where it multiplies any number of rows; 0 where it does not take the matrix
 Argument = Literal["capability", "settles", "shared", "tile"]
 
 
@@ -92,7 +91,7 @@ class ProductKernel:
             self.operation,
             self.backend,
             (*matrix.ordering, self.name) if self.kernels is None else self.kernels(matrix),
-            subject="head" if matrix.linear is None else matrix.linear,
+            subject=HEAD if matrix.linear is None else matrix.linear,
             shape=(matrix.outputs, matrix.inputs),
             format=str(matrix.quantised or matrix.stored),
             most_rows=most_rows,

@@ -11,7 +11,6 @@ from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.assistant import AssistantArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.sizing.assistant import assistant_tensors
-from modelserve.sizing.backends import products
 from modelserve.sizing.backends.attention import AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
@@ -24,6 +23,7 @@ from modelserve.sizing.backends.products import (
     GROUPED_EXPERTS,
     GROUPED_TILE,
     MOST_GROUPED_BYTES,
+    PRODUCTS,
     takes_format,
 )
 from modelserve.sizing.backends.registry import Matrix, choices_of
@@ -110,7 +110,7 @@ def with_drafter(table: KernelTable, assistant: AssistantArchitecture, *, ranks:
         if tensor.columns > 1 and (key := (Operation.LINEAR, subject, shape)) not in known:
             known.add(key)
             matrix = Matrix(tensor.linear, *shape, None, table.capability, table.profile)
-            added += choices_of(matrix, products.PRODUCTS)
+            added += choices_of(matrix, PRODUCTS)
     return replace(table, choices=(*table.choices, *added)) if table.on_kernels else table
 
 
@@ -145,7 +145,7 @@ def _products(
             *key, weight_format, capability, profile,
             plain_kernels=_plain_kernels(tensor, weight_format), settles=_settles(model, tensor.linear),
         )  # fmt: skip
-        yield from choices_of(matrix, products.PRODUCTS)
+        yield from choices_of(matrix, PRODUCTS)
 
 
 def _settles(model: ModelArchitecture, linear: TextLinear | None) -> bool:
@@ -216,7 +216,7 @@ def _experts(
                 tensor.linear, tensor.rows, tensor.columns, weight_format, capability, profile,
                 experts=model.num_experts, plain_kernels=_plain_kernels(tensor, weight_format),
             )  # fmt: skip
-            yield from choices_of(matrix, products.PRODUCTS)
+            yield from choices_of(matrix, PRODUCTS)
     if ranks > 1:
         yield choice(Operation.WEIGHTED_SUM, "weighted_sum")
     yield choice(Operation.ADD_BRANCHES, "add_branches")

@@ -12,7 +12,13 @@ from modelserve.architecture import LayerKind
 from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import TextLinear
 
+ANY_ROWS = None  # what a kernel's row in a registry takes where it takes any number of rows; 0: nothing of that shape
 LIBRARY = "library"  # stands in a choice's kernels for one of PyTorch, cuBLAS or NCCL
+
+
+def any_rows(taken: bool) -> int | None:
+    """What a row takes that takes any number of rows, or nothing."""
+    return ANY_ROWS if taken else 0
 
 
 class Backend(StrEnum):
