@@ -243,12 +243,12 @@ def compile_all(
 def as_before(outcomes: list[Outcome], before: dict[tuple[str, str], Row], capability: int) -> list[Outcome]:
     """`outcomes`, where few are of other code than their row with those that a process of their own compiles as it was.
 
-    Which of two codes Triton makes of a source can depend on what the process has compiled before.
+    Which of two codes Triton makes of a source can depend on what its process compiled before, and on addresses.
     """
 
     def other(outcome: Outcome) -> bool:
         row = outcome.row
-        return row is not None and row.compiled != before.get(row.launch, row).compiled
+        return row is not None and not row.is_of(before.get(row.launch, row))
 
     for _ in range(TRIED_ALONE):
         others = [outcome for outcome in outcomes if other(outcome)]

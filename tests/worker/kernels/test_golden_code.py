@@ -146,3 +146,15 @@ def test_code_that_differs_by_what_a_process_compiled_before_is_compiled_by_a_pr
         replace(by_chance, launch=replace(launch, source=replace(launch.source, shared_bytes=n))) for n in range(17)
     ]
     assert compile_kernels.as_before(many, {row.launch: row}, 90) == many
+
+
+def test_a_kernel_of_which_one_of_two_codes_is_made_has_both_in_its_row() -> None:
+    first, second = replace(ROW, code="1" * 16), replace(ROW, code="2" * 16)
+    both = first.or_else(second)
+    assert both == second.or_else(first).or_else(both) == golden_code.read([str(both)]).rows[0]
+    assert first.is_of(both)
+    assert second.is_of(both)
+    assert not replace(ROW, code="3" * 16).is_of(both)
+    assert not replace(first, registers=1).is_of(both)
+    assert replace(first, source="other").or_else(second).code == first.code, "of other sources: the old code is gone"
+    assert golden_code.moved(replace(GOLDEN, rows=(both,)), replace(GOLDEN, rows=(second,))) == []

@@ -57,7 +57,7 @@ def test_emulated_near_float64(
     x = (torch.randn(rows, inputs) * sizes).bfloat16()
     result = emulated_integer_rows.product(library, kernel, x, matrix, grid=grid).double()
     result, expected = result.sum(0) if parts > 1 else result, exact(x, matrix, gated=gated)
-    assert (result - expected).norm() < (8e-3 if gated else 2e-3) * expected.norm()
+    assert (result - expected).norm() < (8e-3 if gated else 4e-3) * expected.norm(), "bfloat16 rounds by 2^-8 at most"
     if parts > 1:
         assert (result - expected).norm() < 1e-4 * expected.norm(), "of integers alone, nothing is rounded to bfloat16"
 
@@ -72,7 +72,7 @@ def test_emulated_what_is_no_number_keeps_to_its_row(tmp_path: Path) -> None:
         x[1, 77] = broken
         result = emulated_integer_rows.product(library, kernel, x, matrix, grid=1)
         assert result[1].isnan().all()
-        assert (result[0].double() - expected).norm() < 2e-3 * expected.norm()
+        assert (result[0].double() - expected).norm() < 4e-3 * expected.norm()
     x[1] = 0.0
     assert (emulated_integer_rows.product(library, kernel, x, matrix, grid=1)[1] == 0).all()
 

@@ -11,8 +11,9 @@ from modelserve_worker.step_seconds import StepSeconds
 
 _ROWS = (8, 64)  # of a chunk: one that mostly reads the weights, and one that multiplies
 _CONTEXT = 4096  # in front of it
-_QUICK_BYTES = 1 << 30  # of weights; with more, steps take long enough that little comes between
-_REPEATS = 3  # of which the shortest counts: noise only adds
+# Repeats, of which the shortest counts: noise only adds. By bytes of weights, since all ranks must repeat alike: with
+# few, 3 missed by half at times, and with many, steps take long enough that little comes between.
+_REPEATS = ((64 << 20, 8), (1 << 30, 3))
 
 
 def timed_steps(
@@ -30,7 +31,7 @@ def timed_steps(
     few, many = _ROWS[0], min(_ROWS[1], most_rows, longest)
     if many <= few:
         return None
-    repeats = _REPEATS if weights_bytes <= _QUICK_BYTES else 1
+    repeats = next((count for most, count in _REPEATS if weights_bytes <= most), 1)
 
     def seconds(rows: int, start: int) -> float:
         taken = []

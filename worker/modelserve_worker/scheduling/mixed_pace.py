@@ -27,7 +27,7 @@ from modelserve_worker.step_seconds import StepSeconds
 FEWEST_ROWS = 16  # a block of profile exact; a step with fewer reads the weights for little
 _RECENT = 5  # steps: it takes three to say something else
 _FARTHEST = 16.0
-_READINGS = 4.0
+_READINGS = 3.5  # with 4 the last steps of a long prompt took up to 0.6 s, with 3 slow machines pay double
 
 
 class MixedPace:
