@@ -14,10 +14,10 @@ import torch
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.replica import LaunchedReplica, launch
 
 SEEDED, NEIGHBOURS, TOKENS = 10, 20, 40
 Answer = list[tuple[int, float]]

@@ -35,12 +35,12 @@ from trained_answers import TrainedModel  # noqa: E402
 from true_drafter import TrueDrafter  # noqa: E402
 
 from modelserve.engine_args import EngineArgs  # noqa: E402
-from modelserve_worker.execution.device import kernel_table, select_geometry  # noqa: E402
-from modelserve_worker.execution.drafter import Drafter, LongestProposal  # noqa: E402
-from modelserve_worker.execution.prompt_lookup import PromptLookup  # noqa: E402
+from modelserve_worker.drafters.drafter import Drafter, LongestProposal  # noqa: E402
+from modelserve_worker.drafters.prompt_lookup import PromptLookup  # noqa: E402
 from modelserve_worker.kernels.operations import PLAIN, PLAIN_EXACT, Operations  # noqa: E402
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM  # noqa: E402
-from modelserve_worker.server.preparation import SequenceSpec  # noqa: E402
+from modelserve_worker.server.answers.preparation import SequenceSpec  # noqa: E402
+from modelserve_worker.startup.device import kernel_table, select_geometry  # noqa: E402
 
 CHECKPOINTS = {"keqv": TARGET, "ple": MODEL}
 ALONE_CHUNK = 64

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from modelserve_worker.engine.wire import FrameReader, encode
-from modelserve_worker.server.completions import CompletionAnswer
-from modelserve_worker.server.field_policy import FieldPolicy
+from modelserve_worker.server.answers.completions import CompletionAnswer
+from modelserve_worker.server.bodies.field_policy import FieldPolicy
+from modelserve_worker.server.bodies.protocol import CompletionRequest
 from modelserve_worker.server.json_text import read_json, structure_excess
-from modelserve_worker.server.protocol import CompletionRequest
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 

@@ -40,8 +40,8 @@ from modelserve_worker.grammar.compiler import GrammarCompiler
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.server import structured_output
-from modelserve_worker.server.protocol import ChatCompletionRequest
+from modelserve_worker.server.bodies import structured_output
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.text.markers import Markers
 
 _MARKERS = Markers.of({"<|tool_call>": 48, "<tool_call|>": 49, '<|"|>': 52})

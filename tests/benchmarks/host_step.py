@@ -33,15 +33,15 @@ from modelserve.published import published_model
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
 from modelserve_worker.engine.wire import FrameReader, StepReport, encode
-from modelserve_worker.execution.block_tables import BlockTables
-from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
-from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
-from modelserve_worker.execution.rank_ring import RankRing
-from modelserve_worker.execution.sampling_slots import SamplingSlots
 from modelserve_worker.host_pages import HostProgress
+from modelserve_worker.ranks.messages import decode_batch, encode_batch
+from modelserve_worker.ranks.ring import RankRing
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.step.block_tables import BlockTables
+from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
+from modelserve_worker.step.sampling_slots import SamplingSlots
 
 GIB = 1 << 30
 VOCABULARY = 262_144

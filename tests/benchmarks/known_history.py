@@ -17,8 +17,8 @@ from pathlib import Path
 from host_memory import write_tokenizer
 
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer as write_text_files
-from modelserve_worker.server.preparation import chat_prompt
-from modelserve_worker.server.protocol import ChatCompletionRequest
+from modelserve_worker.server.answers.preparation import chat_prompt
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 

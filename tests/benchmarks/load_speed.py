@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
-from modelserve_worker.execution.loader import load_model
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import TEXT_PREFIXES, weight_sources
+from modelserve_worker.weights.loader import load_model
 
 SHARDS = 4
 VOCABULARY = 32_768

@@ -26,8 +26,8 @@ from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import Request, RequestOutput
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 from modelserve_worker.server.app import create_app
-from modelserve_worker.server.connections import Connection, Connections
 from modelserve_worker.server.draining import CloseWhileDraining
+from modelserve_worker.server.http.connections import Connection, Connections
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text

@@ -14,10 +14,10 @@ from typing import Any, get_args
 from public_fields import ANTHROPIC, CHAT, COMPLETIONS, RESPONSES
 
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
-from modelserve_worker.server.field_policy import Ignored
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
-from modelserve_worker.server.refused_fields import REFUSED_FIELDS
-from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.bodies.field_policy import Ignored
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.bodies.request_model import RequestModel
+from modelserve_worker.server.errors.refused_fields import REFUSED_FIELDS
 from modelserve_worker.server.responses.request import ResponsesRequest
 
 PAGE = Path(__file__).parents[2] / "docs" / "fields.md"

@@ -27,9 +27,9 @@ from modelserve.published import published_model
 from modelserve.sizing.backends.attention import DECODE_PARTS, PAIRS
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.attention_door import AttentionDoor
-from modelserve_worker.kernels.paged_layout import LayerRows, layer_rows
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.rotary import RotaryEmbedding
 

@@ -29,7 +29,7 @@ from engine_on_gpu import Bench
 from random_checkpoint import read_config
 
 from modelserve.engine_args import EngineArgs
-from modelserve_worker.execution.ranks import launch
+from modelserve_worker.startup.replica import launch
 
 # By model, as variant and weights: decodes and the prompt behind each, and rows of a prompt beside them in a step.
 STEPS: dict[str, tuple[tuple[int, int, int], ...]] = {

@@ -30,8 +30,8 @@ from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.mixed_steps import CROWD_SECONDS, crowd_tokens, min_mixed_tokens
 from modelserve.planning.step_time import RankSpeed
-from modelserve_worker.execution.ranks import launch
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.startup.replica import launch
 
 CHUNK = 8192
 ROWS_APART = 256  # of prompts, in the table of steps

@@ -24,10 +24,10 @@ from elementwise_speed import DOORS, EPS, microseconds
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve_worker.kernels import cluster_rows_sm90
-from modelserve_worker.kernels.cluster_rows_sm90 import AT_ONCE, ROWS, ClusterKernel, cluster_rows
-from modelserve_worker.kernels.cuda_kernel import kept
-from modelserve_worker.kernels.linear_tiles import busy
+from modelserve_worker.kernels.compiling.cuda_kernel import kept
+from modelserve_worker.kernels.products.hopper import cluster_rows_sm90
+from modelserve_worker.kernels.products.hopper.cluster_rows_sm90 import AT_ONCE, ROWS, ClusterKernel, cluster_rows
+from modelserve_worker.kernels.products.linear_tiles import busy
 
 CUDA = torch.device("cuda")
 SHAPES = {  # outputs x inputs, of layers' matrices in their order and of others

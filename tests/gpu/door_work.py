@@ -20,20 +20,20 @@ from modelserve.sizing.backends.table import LIBRARY, KernelTable, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights import layer_tensors
 from modelserve.weight_format import TextLinear, WeightFormat
-from modelserve_worker.execution.sampler import draw_candidates
-from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.attention_door import AttentionDoor
-from modelserve_worker.kernels.experts import Choice
-from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
-from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.experts.experts import Choice
 from modelserve_worker.kernels.operations import Operations
-from modelserve_worker.kernels.sampling import CandidateRows
+from modelserve_worker.kernels.products.int4_linear_triton import int4_dequantised_product, int4_product_with
+from modelserve_worker.kernels.products.linear_tiles import FEW_ROWS, LinearTile
+from modelserve_worker.kernels.sampling.sampling import CandidateRows
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
+from modelserve_worker.step.sampler import draw_candidates
+from modelserve_worker.step.sampling_slots import SamplingSlots
 
 ROUND_BYTES = 200_000_000  # that calls go round: several times the L2 cache of any GPU
 TRIED: dict[tuple[str, str], tuple[tuple[int, int, int, int], ...]] = {  # query rows, keys, warps, stages

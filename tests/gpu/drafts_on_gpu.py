@@ -39,22 +39,22 @@ from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, 
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
+from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, ReaderOf
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.assistant_drafter import AssistantDrafter
-from modelserve_worker.execution.device import kernel_table
-from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, ReaderOf
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.loader import load_assistant, load_model
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.profile_steps import profile_batches
-from modelserve_worker.execution.sampler import Sampler, SamplerOutput
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.costs.step_costs import PlannedCosts
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.scheduling.step_costs import PlannedCosts
+from modelserve_worker.startup.device import kernel_table
+from modelserve_worker.startup.profile_steps import profile_batches
+from modelserve_worker.step.sampler import Sampler, SamplerOutput
+from modelserve_worker.weights.loader import load_assistant, load_model
 
 FIRST, DECAY = 0.8, 0.82
 SKIPPED = 24  # steps from when all decode, in which it is learned how many drafts pay

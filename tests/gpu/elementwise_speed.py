@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
 CUDA = torch.device("cuda")
 DOORS = TritonElementwise()

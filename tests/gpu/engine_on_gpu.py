@@ -22,10 +22,10 @@ from random_checkpoint import assistant_config, read_config
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.plan_report import plan_report
-from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.replica import LaunchedReplica, launch
 
 MIB = 1 << 20
 

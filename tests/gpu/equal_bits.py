@@ -5,7 +5,7 @@
 
 Shapes stay in the L2 cache, where copies come soonest. Launches are captured one behind the other and start while
 those ahead end; each result is compared on the GPU with that of a launch on its own, bits of NaN included. With
-MODELSERVE_CUDA_BUILD=chaos every wait and arrival is disturbed (`kernels/barriers_sm90.cuh`). --storm: two more warps
+MODELSERVE_CUDA_BUILD=chaos every wait and arrival is disturbed (`barriers_sm90.cuh`). --storm: two more warps
 of products of few rows read shared memory with all lanes in one bank, so that what others read comes late. --early:
 besides, stages are freed right behind their reads, which is wrong: launches that differ show that the storm finds
 that. Exits 1 where any launch differs.
@@ -32,14 +32,16 @@ from paged_case import PagedCase
 from torch import Tensor
 
 from modelserve.sizing.backends.products import INTEGER_ROWS
-from modelserve_worker.kernels import attention_triton, cuda_kernel, linear_rows_sm90
-from modelserve_worker.kernels.attention_door import AttentionDoor
-from modelserve_worker.kernels.cluster_rows_sm90 import cluster_rows
-from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows, grouped_rows_beside
-from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
-from modelserve_worker.kernels.linear_int4_sm90 import int4_product
-from modelserve_worker.kernels.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
-from modelserve_worker.kernels.linear_tiles import SharedBuffers
+from modelserve_worker.kernels.attention import triton_launches
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.compiling import cuda_kernel
+from modelserve_worker.kernels.experts.grouped_rows_sm90 import grouped_rows, grouped_rows_beside
+from modelserve_worker.kernels.products.hopper import linear_rows_sm90
+from modelserve_worker.kernels.products.hopper.cluster_rows_sm90 import cluster_rows
+from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows
+from modelserve_worker.kernels.products.hopper.linear_int4_sm90 import int4_product
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows, fp8_rows, int4_rows
+from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 
 CUDA = torch.device("cuda")
 SHARED = SharedBuffers(CUDA)
@@ -133,7 +135,7 @@ def attention() -> Iterator[tuple[str, Run]]:
 def decodes(case: PagedCase, q: Tensor, weight: Tensor | None) -> Run:
     rows, step = layout(case), decode_step(case, list(range(len(q))))
     door = AttentionDoor.over(rows, capability=90, query_heads=q.shape[1])
-    size = len(q) * attention_triton.decode_workspace(rows, query_heads=q.shape[1])
+    size = len(q) * triton_launches.decode_workspace(rows, query_heads=q.shape[1])
     workspace = torch.empty(size, device=CUDA)
     turns = {} if weight is None else {"key_weight": weight, "rotation": rotation(case, 64, 64)}
 
@@ -150,7 +152,7 @@ def global_chunks(case: PagedCase) -> Run:
     rows, weight = layout(case), key_weight(case) if case.v_only else None
     q = folded(case.random(557, 16, 512, scale=2.0), weight, 64)
     assert step.chunks is not None
-    words = step.passes[0].most_pages * case.page_tokens * attention_triton.scratch_per_key(rows, pairs=64)
+    words = step.passes[0].most_pages * case.page_tokens * triton_launches.scratch_per_key(rows, pairs=64)
     scratch = torch.empty(words, dtype=q.dtype, device=CUDA)
 
     door = AttentionDoor.over(rows, capability=90, query_heads=q.shape[1])
@@ -167,7 +169,7 @@ def global_chunks(case: PagedCase) -> Run:
 
 
 def sliding_chunks(heads: int, group: int, window: int) -> Run:
-    from test_sliding_attention_sm90 import Step  # its rows that nobody wrote are NaN
+    from test_sliding_chunk_sm90 import Step  # its rows that nobody wrote are NaN
 
     return Step(heads, group, window, [Chunk(0, 700, 200), *(Chunk(slot, 0, 64) for slot in range(1, 40))]).attended
 
@@ -196,7 +198,8 @@ def stormy(*, early: bool) -> None:
     shutil.copytree(
         cuda_kernel.FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__")
     )
-    path, text = folder / "linear_rows_sm90.cu", (cuda_kernel.FOLDER / "linear_rows_sm90.cu").read_text()
+    path = folder / cuda_kernel.source_file("linear_rows_sm90.cu").relative_to(cuda_kernel.FOLDER)
+    text = path.read_text()
     storm = """  if (warp > CONSUMERS / 32) {
     for (int i = 0; i < 400; i++) {
       u32 read;

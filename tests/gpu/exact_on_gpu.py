@@ -36,17 +36,17 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.rank_settings import Profile
 from modelserve.weight_format import WeightFormat
 from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, ScheduledBatch, TableUpdates
-from modelserve_worker.execution.kernel_build import build_kernels
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.kernels.cache_folder import SHIPPED_VARIABLE
-from modelserve_worker.kernels.kernel_cache import use_kernel_cache
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.kernels.compiling.cache_folder import SHIPPED_VARIABLE
+from modelserve_worker.kernels.compiling.kernel_cache import use_kernel_cache
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.exact_check import check_exact
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
+from modelserve_worker.startup.kernel_build import build_kernels
+from modelserve_worker.weights.loader import load_model
 
 MANY, SOME, LONGEST, PROMPT = 32, 6, 2304, 8192
 COMPARED = {"E4B": 30, "31B": 12, "26B-A4B": 6}  # layers: of E4B those with a cache of their own, and six more

@@ -26,9 +26,15 @@ from torch import Tensor
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS, Formats, resolve
-from modelserve_worker.kernels import routing_triton
-from modelserve_worker.kernels.experts import BranchNorms, Choice, ExpertDoors, PlainExperts, Shares
-from modelserve_worker.kernels.experts_triton import TILES, ExpertTile, products_with
+from modelserve_worker.kernels.experts.experts import (
+    BranchNorms,
+    Choice,
+    ExpertDoors,
+    PlainExperts,
+    Shares,
+    routing_triton,
+)
+from modelserve_worker.kernels.experts.experts_triton import TILES, ExpertTile, products_with
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.placement import Placement

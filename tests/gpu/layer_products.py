@@ -23,11 +23,17 @@ from linear_speed import fp8_matrix, int4_matrix
 from torch import Tensor
 
 from modelserve.sizing.backends.products import INTEGER_ROWS
-from modelserve_worker.kernels import linear_rows_sm90
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
-from modelserve_worker.kernels.linear_rows_sm90 import RowsKernel, dense_rows, fp8_rows, int4_rows, kernel_for
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.products.hopper import linear_rows_sm90
+from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import (
+    RowsKernel,
+    dense_rows,
+    fp8_rows,
+    int4_rows,
+    kernel_for,
+)
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 
 CUDA = torch.device("cuda")
 LAYERS = {"31B": 3, "E4B": 8}  # together larger than any cache

@@ -7,7 +7,7 @@ First every kernel and tile is compared with float64 on fresh random inputs. The
 many calls on weights of their own, so that these come from memory and not from the cache. Every time goes to
 $OUT/linear_speed.txt where OUT is set; the table comes last: for each shape and number of rows the fastest tile, its
 share of the floor (the larger of bytes by --bandwidth and operations by --flops), that of the way in use
-(`kernels/linear_tiles.py`, `kernels/linear_rows_sm90.py`, `kernels/linear_int4_sm90.py`), and on bfloat16 weights
+(`linear_tiles.py`, `linear_rows_sm90.py` and `linear_int4_sm90.py` of `kernels/products`), and on bfloat16 weights
 cuBLAS and, up to 32 rows on Hopper, our kernel. Exits 1 when a comparison fails.
 """
 
@@ -29,14 +29,14 @@ from torch.nn import functional
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER
 from modelserve.sizing.backends.products import INTEGER_ROWS, most_fused_rows
 from modelserve.sizing.quantised_tiles import fp8_inputs, int4_tiles
-from modelserve_worker.kernels.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision
-from modelserve_worker.kernels.fp8_linear_triton import fp8_product_with, rounded_inputs
-from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.int4_linear_triton import int4_dequantised_product, int4_product_with
-from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
-from modelserve_worker.kernels.linear_int4_sm90 import int4_product
-from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows, fp8_rows, int4_rows
-from modelserve_worker.kernels.linear_tiles import FEW_ROWS, LinearTile, SharedBuffers, linear_tile
+from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision
+from modelserve_worker.kernels.products.fp8_linear_triton import fp8_product_with, rounded_inputs
+from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows
+from modelserve_worker.kernels.products.hopper.linear_int4_sm90 import int4_product
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import ROWS, dense_rows, fp8_rows, int4_rows
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.int4_linear_triton import int4_dequantised_product, int4_product_with
+from modelserve_worker.kernels.products.linear_tiles import FEW_ROWS, LinearTile, SharedBuffers, linear_tile
 
 CUDA = torch.device("cuda")
 SHAPES = {  # outputs x inputs of the fused matrices

@@ -30,13 +30,13 @@ from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
-from modelserve_worker.execution.device import kernel_table
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
+from modelserve_worker.startup.device import kernel_table
+from modelserve_worker.weights.loader import load_model
 
 LIMIT = 1.25
 DECODED = 16  # tokens at the end that are fed one by one

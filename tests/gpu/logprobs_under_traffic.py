@@ -35,13 +35,13 @@ from true_drafter import TrueDrafter
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.execution.device import kernel_table
-from modelserve_worker.kernels.kernel_cache import use_kernel_cache
+from modelserve_worker.kernels.compiling.kernel_cache import use_kernel_cache
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as OurGemma4
 from modelserve_worker.models.gemma4_checkpoint import text_name, weight_sources
 from modelserve_worker.request import Request
+from modelserve_worker.startup.device import kernel_table
 
 RATIO_LIMIT, FLOAT32_LIMIT = 1.1, 2e-4
 SEQUENCES = 16

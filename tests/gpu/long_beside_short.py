@@ -19,8 +19,8 @@ from engine_on_gpu import Bench
 from random_checkpoint import read_config
 
 from modelserve.engine_args import EngineArgs
-from modelserve_worker.execution.ranks import launch
 from modelserve_worker.request import Request
+from modelserve_worker.startup.replica import launch
 
 
 def step_ms(bench: Bench, requests: list[Request], steps: int) -> float:

@@ -29,8 +29,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from modelserve.sizing.backends.products import CHOSEN_ROWS, FEW_ROWS, GROUPED_DENSE_ROWS
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS, ROUTED_ROWS
-from modelserve_worker.kernels import routing_triton
-from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
+from modelserve_worker.kernels.experts import routing_triton
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import MixtureOfExperts
 

@@ -56,7 +56,7 @@ def rank_main(rank: int, folder: Path, width: int, rows: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from modelserve_worker.nvml import used_bytes
+    from modelserve_worker.startup.nvml import used_bytes
 
     device = torch.device("cuda", rank)
     before = used_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

@@ -35,11 +35,11 @@ from random_checkpoint import read_config
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS, EngineArgs
 from modelserve.planning.prompt_rows import rows_alone
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.replica import LaunchedReplica, launch
 
 GIB = 1 << 30
 ANSWER = 16

@@ -28,11 +28,11 @@ from modelserve.published import assistant_of, published_model
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_tools.tiny.variants import config_json as tiny_config_json
-from modelserve_worker.execution.weights_dummy import DummyWeights
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import TEXT_PREFIXES, weight_sources
 from modelserve_worker.models.weight_source import WeightSource
+from modelserve_worker.weights.dummy import DummyWeights
 
 SHARD_BYTES = 2 << 30
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]

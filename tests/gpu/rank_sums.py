@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modelserve.sizing.rank_sums import PeerRowsLayout
-from modelserve_worker.execution.process_group import join_tensor_parallel
-from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 from modelserve_worker.layers.parallel import TensorParallel, sum_in_rank_order
+from modelserve_worker.ranks.process_group import join_tensor_parallel
 
 EPS = 1e-6
 PER_GRAPH, REPLAYS = 40, 5

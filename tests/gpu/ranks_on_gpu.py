@@ -25,7 +25,7 @@ from step_profile import table
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.plan_report import plan_report
-from modelserve_worker.execution.ranks import LaunchedReplica, MultiRankRunner, WorkerRanks, launch
+from modelserve_worker.startup.replica import LaunchedReplica, MultiRankRunner, WorkerRanks, launch
 
 BATCH = 64
 KINDS: tuple[dict[str, float], ...] = (

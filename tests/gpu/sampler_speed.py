@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
-from modelserve_worker.execution.sampler import Sampler
-from modelserve_worker.kernels.sampling import PlainSampling
-from modelserve_worker.kernels.sampling_triton import TritonSampling
+from modelserve_worker.kernels.sampling.sampling import PlainSampling
+from modelserve_worker.kernels.sampling.sampling_triton import TritonSampling
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.step.sampler import Sampler
 
 CUDA = torch.device("cuda")
 CAP = 30.0

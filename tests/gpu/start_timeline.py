@@ -56,8 +56,8 @@ class Timeline:
         import triton
         from triton.runtime import build
 
-        from modelserve_worker.execution import startup
-        from modelserve_worker.kernels import cuda_kernel
+        from modelserve_worker.kernels.compiling import cuda_kernel
+        from modelserve_worker.startup import rank as startup
 
         def listener(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
             if not cache_hit:
@@ -81,7 +81,7 @@ def one_start(options: argparse.Namespace) -> None:
     """In a process of its own: build an engine, and leave."""
     from modelserve.engine_args import EngineArgs
     from modelserve_worker.engine_startup import build_engine
-    from modelserve_worker.execution import kernels_ahead
+    from modelserve_worker.startup import kernels_ahead
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     timeline, starts = Timeline(), kernels_ahead.start_kernels_ahead

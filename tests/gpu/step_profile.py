@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from modelserve.engine_args import EngineArgs
 from modelserve.planning.wishes import DEFAULT_MAX_NUM_SEQS
-from modelserve_worker.execution.ranks import launch
+from modelserve_worker.startup.replica import launch
 
 
 def short(name: str) -> str:

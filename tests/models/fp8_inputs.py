@@ -26,7 +26,7 @@ from teacher_forcing import EngineLogits, checkpoint_renderer, divergence, is_ex
 from torch import Tensor
 
 from modelserve_tools.evaluation.cells import Cell
-from modelserve_worker.kernels.fp8_linear import e4m3_precision
+from modelserve_worker.kernels.products.fp8_linear import e4m3_precision
 from modelserve_worker.layers.stored_matrix import Fp8Matrix
 
 MODELS = ("gemma4-tiny-keqv", "gemma4-tiny-ple")

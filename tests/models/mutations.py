@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.execution import model_runner, paged_attention
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.page_groups import SegmentGroup
-from modelserve_worker.execution.paged_attention import PagedAttention
-from modelserve_worker.kernels.block_attention import SoftmaxAccumulator
-from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.attention import paged_attention
+from modelserve_worker.attention.page_groups import SegmentGroup
+from modelserve_worker.attention.paged_attention import PagedAttention
+from modelserve_worker.kernels.attention.block_attention import SoftmaxAccumulator
+from modelserve_worker.kernels.attention.row_codec import v_only_columns
 from modelserve_worker.layers import attention as attention_layer
 from modelserve_worker.layers.rotary import rotate
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.runner import model_runner
+from modelserve_worker.runner.model_runner import GPUModelRunner
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from modelserve_tools.evaluation.exercise import Exercise, ToolCall
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import SPECIAL_TOKENS
-from modelserve_worker.server.conversation import template_messages
-from modelserve_worker.server.messages import Message
+from modelserve_worker.server.answers.conversation import template_messages
+from modelserve_worker.server.bodies.messages import Message
 from modelserve_worker.text.chat_template import ChatTemplate
 
 _IDS = {text: token_id for token_id, text in SPECIAL_TOKENS.items()}

@@ -26,10 +26,10 @@ from modelserve_tools.evaluation.cells import Cell
 from modelserve_tools.evaluation.skills import exercise
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.variants import VARIANTS
-from modelserve_worker.execution.checkpoint_config import read_architecture, read_weight_format
-from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.layers.placement import Placement
+from modelserve_worker.weights.checkpoint_config import read_architecture, read_weight_format
+from modelserve_worker.weights.files import InvalidCheckpoint
+from modelserve_worker.weights.loader import load_model
 
 sys.path.append(str(Path(__file__).parents[1] / "worker" / "model"))  # for those who are not run by pytest
 

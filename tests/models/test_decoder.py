@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from modelserve.architecture import ModelArchitecture
 from modelserve_tools.tiny.weights import PREFIX, tensor_shapes
-from modelserve_worker.execution.loader import load_model
 from modelserve_worker.layers.placement import Placement
+from modelserve_worker.weights.loader import load_model
 
 WINDOW = 16
 SMALL = {"vocab_size": 96, "vocab_size_per_layer_input": 96, "head_dim": 16, "global_head_dim": 32,

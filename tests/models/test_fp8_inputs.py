@@ -15,7 +15,7 @@ from teacher_forcing import EngineLogits, checkpoint_renderer, divergence, rende
 from torch import Tensor
 
 from modelserve_tools.evaluation.cells import Cell
-from modelserve_worker.kernels.fp8_linear import e4m3_precision
+from modelserve_worker.kernels.products.fp8_linear import e4m3_precision
 from modelserve_worker.layers.stored_matrix import Fp8Matrix
 
 MODEL = Path(__file__).parent / "gemma4-tiny-keqv"

@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelserve.engine_args import EngineArgs
+from modelserve_worker.cache import host_memory
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution import host_memory
-from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
-from modelserve_worker.scheduling import host_copies
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers import host_copies
+from modelserve_worker.startup.replica import LaunchedReplica, launch
 
 MODEL = Path(__file__).parents[1] / "models" / "gemma4-tiny-ple"
 LONGEST, CHUNK = 700, 192

@@ -12,7 +12,7 @@ from architecture_of import architecture_of
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
-from modelserve_worker import nvml
+from modelserve_worker.startup import nvml
 
 FAILED = 6
 MIB = 1 << 20

@@ -24,15 +24,13 @@ from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.front_end import open_bodies_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve.weight_format import WeightFormat
+from modelserve_worker.drafters.optional_drafter import without_missing_drafter
 from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.nvml import first_gpu
-from modelserve_worker.optional_drafter import without_missing_drafter
 from modelserve_worker.server.app import create_app
-from modelserve_worker.server.body_limits import OpenBodies
 from modelserve_worker.server.flags import (
     FlagParser,
     add_door_flags,
@@ -40,9 +38,11 @@ from modelserve_worker.server.flags import (
     door_settings,
     engine_args,
 )
+from modelserve_worker.server.http.body_limits import OpenBodies
 from modelserve_worker.server.lifecycle import EngineStopped, bind, run_server
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
+from modelserve_worker.startup.nvml import first_gpu
 from modelserve_worker.terminal_error import TerminalError
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return fetch.main(arguments[1:])
     if arguments[:1] == ["kernels"]:
-        from modelserve_worker.execution import kernel_build  # torch and Triton are not needed by the front end
+        from modelserve_worker.startup import kernel_build
 
         return kernel_build.main(arguments[1:])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)

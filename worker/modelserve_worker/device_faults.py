@@ -3,7 +3,7 @@
 CUDA says of some errors that they leave the process in a state in which every further call returns the same one, until
 it is started anew; hardware's own errors (memory, NVLink) and a context that is gone are no better. Each library words
 them in its own way: PyTorch with the runtime's name and sentence, Triton and NCCL with the sentence, the driver's calls
-of this package with the driver's name (`kernels/cuda_kernel.py`).
+of this package with the driver's name (`kernels/compiling/cuda_kernel.py`).
 """
 
 from __future__ import annotations

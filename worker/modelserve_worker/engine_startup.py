@@ -27,27 +27,27 @@ from modelserve_worker.engine.wire import Ready
 from modelserve_worker.terminal_error import TerminalError
 
 if TYPE_CHECKING:
-    from modelserve_worker.execution.ranks import LaunchedReplica
     from modelserve_worker.grammar.compiler import GrammarCompiler
-    from modelserve_worker.scheduling.mixed_pace import MixedPace
-    from modelserve_worker.scheduling.step_costs import StepCosts
+    from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
+    from modelserve_worker.scheduling.costs.step_costs import StepCosts
+    from modelserve_worker.startup.replica import LaunchedReplica
 
 
 def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> BuiltEngine:
     """Load the model on all ranks and put an engine over it. Raises TerminalError where no restart can help."""
-    from modelserve_worker.execution.kernels_ahead import start_kernels_ahead
+    from modelserve_worker.startup.kernels_ahead import start_kernels_ahead
 
     compilers = start_kernels_ahead(args)  # before torch is imported here, which takes as long as there
     from modelserve_worker.engine.deadline import step_deadline_s
     from modelserve_worker.engine.engine import Engine
     from modelserve_worker.engine.event_publisher import event_publisher
     from modelserve_worker.engine.plan_report import plan_report
-    from modelserve_worker.execution.memory import InsufficientMemory
-    from modelserve_worker.execution.ranks import launch
     from modelserve_worker.scheduling.admission import SchedulerLimits
     from modelserve_worker.scheduling.cache_events import CacheEvents
     from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
     from modelserve_worker.scheduling.scheduler import Scheduler
+    from modelserve_worker.startup.memory import InsufficientMemory
+    from modelserve_worker.startup.replica import launch
 
     publisher = event_publisher(args)
     beside_loading = ThreadPoolExecutor(1, thread_name_prefix="grammar-tables")
@@ -131,7 +131,7 @@ def _planned_speed(args: EngineArgs, replica: LaunchedReplica) -> RankSpeed | No
 
 def _step_costs(args: EngineArgs, replica: LaunchedReplica, speed: RankSpeed | None) -> StepCosts:
     """Of the planned speed; measured where there is none."""
-    from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts
+    from modelserve_worker.scheduling.costs.step_costs import MeasuredCosts, PlannedCosts
 
     if speed is None:
         return MeasuredCosts()
@@ -144,7 +144,7 @@ def _step_costs(args: EngineArgs, replica: LaunchedReplica, speed: RankSpeed | N
 
 def _mixed_pace(args: EngineArgs, replica: LaunchedReplica) -> MixedPace | None:
     """Of a CPU, whose steps were timed."""
-    from modelserve_worker.scheduling.mixed_pace import MixedPace
+    from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
 
     if replica.step_seconds is None:
         return None
@@ -154,8 +154,8 @@ def _mixed_pace(args: EngineArgs, replica: LaunchedReplica) -> MixedPace | None:
 
 def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:
     """None for a checkpoint without a tokenizer, which the front end refuses to serve."""
-    from modelserve_worker.execution.checkpoint_config import read_architecture
     from modelserve_worker.grammar.compiler import GrammarCompiler
+    from modelserve_worker.weights.checkpoint_config import read_architecture
 
     tokenizer, architecture = directory / "tokenizer.json", read_architecture(directory)
     if not tokenizer.is_file():

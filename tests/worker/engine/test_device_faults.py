@@ -11,7 +11,7 @@ from cuda.bindings import driver, runtime
 from modelserve_worker.device_faults import LASTING_FAULTS, device_lost
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.kernels.cuda_kernel import checked
+from modelserve_worker.kernels.compiling.cuda_kernel import checked
 from modelserve_worker.request import FinishReason, Request, SamplingParams
 
 CODES = sorted(LASTING_FAULTS)

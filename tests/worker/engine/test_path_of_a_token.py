@@ -17,15 +17,15 @@ import torch
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from paged_logits import geometry_of
 
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.loop import EngineLoop
 from modelserve_worker.engine.wire import StepReport
-from modelserve_worker.execution.input_batch import StepSize
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.step.input_batch import StepSize
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "worker" / "modelserve_worker"
@@ -105,7 +105,7 @@ def listed() -> list[str]:
 def test_a_captured_step_is_read_in_few_files(traced: tuple[set[str], set[type]]) -> None:
     files, _ = traced
     assert 15 < len(files) <= MOST_FILES, sorted(files)
-    assert {"engine/engine.py", "scheduling/scheduler.py", "execution/model_runner.py"} <= files
+    assert {"engine/engine.py", "scheduling/scheduler.py", "runner/model_runner.py"} <= files
 
 
 def test_the_types_that_hold_tokens_are_the_listed_ones(traced: tuple[set[str], set[type]]) -> None:

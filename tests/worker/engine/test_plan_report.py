@@ -17,7 +17,7 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.weights import weight_bytes
 from modelserve.weight_format import WeightFormat, int4
 from modelserve_worker.engine.plan_report import plan_report
-from modelserve_worker.execution.memory_report import MemoryReport
+from modelserve_worker.startup.memory_report import MemoryReport
 
 GIB = 1 << 30
 ARCHITECTURE = ModelArchitecture(

@@ -18,16 +18,16 @@ from modelserve.assistant import AssistantArchitecture
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_tools.tiny.weights import save_weights, tensor_shapes
 from modelserve_worker.batch import AdmittedRequest
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
+from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, ReaderOf
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.assistant_drafter import AssistantDrafter
-from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal, ReaderOf
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.loader import load_assistant
-from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.costs.step_costs import StepCosts
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.scheduling.step_costs import StepCosts
+from modelserve_worker.weights.loader import load_assistant
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET, ASSISTANT = MODELS / "gemma4-tiny-keqv", MODELS / "gemma4-tiny-keqv-assistant"

@@ -24,10 +24,10 @@ import torch
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.batch import HostCopy
+from modelserve_worker.cache.host_memory import HostMemory
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.execution.host_memory import HostMemory
-from modelserve_worker.execution.ranks import launch
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.startup.replica import launch
 
 MODEL = Path(__file__).parents[2] / "models" / "gemma4-tiny-ple"
 LONGEST = 500

@@ -12,13 +12,13 @@ from true_drafter import TrueDrafter
 
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import PromptLogprobs, Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.mixed_pace import MixedPace
+from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
 from modelserve_worker.scheduling.running import RunningRequest
 from modelserve_worker.scheduling.scheduler import Scheduler
 

@@ -8,12 +8,12 @@ import torch
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.execution.block_tables import BlockTables
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.page_groups import page_groups
-from modelserve_worker.execution.paged_attention import PagedAttention
-from modelserve_worker.kernels.row_codec import decode_rows, encode_rows, v_only_columns
+from modelserve_worker.attention.page_groups import page_groups
+from modelserve_worker.attention.paged_attention import PagedAttention
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.kernels.attention.row_codec import decode_rows, encode_rows, v_only_columns
 from modelserve_worker.layers.rotary import RotaryEmbedding, rotate
+from modelserve_worker.step.block_tables import BlockTables
 
 CPU = torch.device("cpu")
 POOL = 1 << 24

@@ -34,9 +34,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from triton.runtime import interpreter
 
-from modelserve_worker.execution import weights_reading
-from modelserve_worker.execution.kernel_trace import TargetDriver
-from modelserve_worker.kernels import cuda_kernel
+from modelserve_worker.kernels.compiling import cuda_kernel
+from modelserve_worker.startup.kernel_trace import TargetDriver
+from modelserve_worker.weights import reading as weights_reading
 
 DEVICE = torch.device("cuda", 0)
 _WAIT = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "item")

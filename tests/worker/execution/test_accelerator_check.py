@@ -8,8 +8,8 @@ import pytest
 
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
-from modelserve_worker.execution import startup
-from modelserve_worker.execution.accelerator_check import AcceleratorMismatch, DeviceFacts, check_accelerator
+from modelserve_worker.startup import rank as startup
+from modelserve_worker.startup.accelerator_check import AcceleratorMismatch, DeviceFacts, check_accelerator
 
 GIB = 1 << 30
 H100 = DeviceFacts("NVIDIA H100 80GB HBM3", int(79.19 * GIB), (9, 0))

@@ -20,7 +20,7 @@ from train_assistant import read_assistant
 
 from modelserve.architecture import LayerKind
 from modelserve_tools.evaluation.cells import Cell
-from modelserve_worker.execution.cache_reader import PlainCacheReader
+from modelserve_worker.attention.cache_reader import PlainCacheReader
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
 

@@ -12,10 +12,10 @@ from step_times import PerRow
 from test_drafts import Said, assert_same, run, specs
 from trained_answers import MODEL, TrainedModel
 
+from modelserve_worker.drafters.drafter import Drafter
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.drafter import Drafter
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
-from modelserve_worker.scheduling.step_costs import StepCosts
+from modelserve_worker.scheduling.costs.step_costs import StepCosts
 
 SLOTS, LONGEST = 5, 300
 

@@ -14,17 +14,17 @@ from test_kernel_path import kernels_run_interpreted  # noqa: F401 - a fixture, 
 
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.loader import load_assistant
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.kernels import attention_triton
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.kernels.attention import triton_launches
+from modelserve_worker.runner.model_runner import GPUModelRunner
+from modelserve_worker.weights.loader import load_assistant
 
 LENGTHS, LONGEST = (37, 5), 64
 
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    monkeypatch.setattr(triton_launches, "most_splits", lambda _: 2)
 
 
 @pytest.mark.parametrize(("variant", "kv"), [

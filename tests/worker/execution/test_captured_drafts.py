@@ -16,17 +16,17 @@ from true_drafter import TrueDrafter
 
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
+from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.assistant_drafter import AssistantDrafter
-from modelserve_worker.execution.device import kernel_table
-from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.device import kernel_table
 
 K, SLOTS, CHUNK, LONGEST, POOL = 4, 3, 64, 256, 1 << 26
 PROMPTS = (5, 130, 64, 17, 90)

@@ -25,11 +25,12 @@ from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.units import MIB
 from modelserve_worker.engine.plan_report import plan_report
-from modelserve_worker.execution import process_group, startup
-from modelserve_worker.execution.accelerator_check import DeviceFacts
-from modelserve_worker.execution.memory import GPUMemoryProbe, InsufficientMemory, negotiate_model_len
-from modelserve_worker.execution.memory_report import MemoryReport
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.ranks import process_group
+from modelserve_worker.startup import rank as startup
+from modelserve_worker.startup.accelerator_check import DeviceFacts
+from modelserve_worker.startup.memory import GPUMemoryProbe, InsufficientMemory, negotiate_model_len
+from modelserve_worker.startup.memory_report import MemoryReport
 
 CARD = CATALOGUE["NVIDIA-GeForce-RTX-3090"]
 FOUND = DeviceFacts("NVIDIA GeForce RTX 3090", CARD.visible_bytes, CARD.compute_capability)

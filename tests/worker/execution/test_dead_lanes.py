@@ -17,10 +17,10 @@ from modelserve.engine_args import EngineArgs
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.execution.rank_ring import RankRing
-from modelserve_worker.execution.ranks import launch, worker_loop
+from modelserve_worker.ranks.ring import RankRing
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.replica import launch, worker_loop
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ROOT = Path(__file__).parents[3]

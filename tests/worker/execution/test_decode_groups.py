@@ -8,8 +8,8 @@ import pytest
 import torch
 from paged_projections import POOL, Projections, poisoned_cache, run_steps
 
-from modelserve_worker.execution import paged_attention
-from modelserve_worker.execution.kv_cache import KVCache
+from modelserve_worker.attention import paged_attention
+from modelserve_worker.cache.kv_cache import KVCache
 
 LONG, SHORT = 590, 20
 

@@ -16,18 +16,18 @@ from true_drafter import TrueDrafter
 
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.drafters.drafter import Drafter, LongestProposal
+from modelserve_worker.drafters.prompt_lookup import PromptLookup
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.drafter import Drafter, LongestProposal
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.prompt_lookup import PromptLookup
 from modelserve_worker.grammar import mask_time
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import PromptLogprobs, TokenConstraint, TokenLogprobs
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.server.preparation import SequenceSpec
-from modelserve_worker.server.sequences import Reply
+from modelserve_worker.server.answers.preparation import SequenceSpec
+from modelserve_worker.server.answers.sequences import Reply
 
 LONGEST, SEQUENCES = 300, 5
 TEXT = "the moon and the river and a small house of stone by the sea where they read old letters in the morning"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.request import FinishReason, Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 

@@ -12,11 +12,11 @@ from test_drafts import LONGEST, SEQUENCES, Said, assert_same, engine_of, run, s
 from trained_answers import MODEL, TrainedModel
 from true_drafter import TrueDrafter
 
-from modelserve_worker.execution.drafter import Drafter, LongestProposal
-from modelserve_worker.execution.prompt_lookup import PromptLookup
+from modelserve_worker.drafters.drafter import Drafter, LongestProposal
+from modelserve_worker.drafters.prompt_lookup import PromptLookup
 from modelserve_worker.kernels.operations import PLAIN_EXACT
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
-from modelserve_worker.server.preparation import SequenceSpec
+from modelserve_worker.server.answers.preparation import SequenceSpec
 
 SIZES = {"max_num_seqs": SEQUENCES, "max_model_len": LONGEST, "device": torch.device("cpu")}
 

@@ -11,7 +11,7 @@ BLOCKS, BLOCK_BYTES, TIMES = 4, 3 << 20, 50
 FAULTS = f"""
 import resource, sys
 sys.path.insert(0, {str(WORKER)!r})
-from modelserve_worker.execution.host_allocator import keep_freed_memory
+from modelserve_worker.startup.cpu_malloc import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

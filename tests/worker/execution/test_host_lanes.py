@@ -13,9 +13,9 @@ import torch
 
 from modelserve.architecture import LayerKind
 from modelserve_worker.batch import HostCopy
+from modelserve_worker.cache import host_lanes
+from modelserve_worker.cache.host_lanes import HostMemoryError, Lane, StreamLane
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.execution import host_lanes
-from modelserve_worker.execution.host_lanes import HostMemoryError, Lane, StreamLane
 from modelserve_worker.host_pages import LANE_ENDED
 
 DEVICE = torch.device("cpu")

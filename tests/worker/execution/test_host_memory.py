@@ -13,9 +13,9 @@ import torch
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import HostCopy
-from modelserve_worker.execution.host_memory import HostMemory
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.memory_copies import Stretches, copy_at_once
+from modelserve_worker.cache.host_memory import HostMemory
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.cache.memory_copies import Stretches, copy_at_once
 
 PAGES = 12  # of each kind
 

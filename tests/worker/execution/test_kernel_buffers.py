@@ -12,12 +12,12 @@ from modelserve.published import published_model, published_uris
 from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import Speculation
-from modelserve_worker.execution.block_tables import BlockTables
-from modelserve_worker.execution.device import kernel_table, select_geometry
-from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
-from modelserve_worker.kernels import attention_triton as kernels
-from modelserve_worker.kernels.attention_door import AttentionDoor
-from modelserve_worker.kernels.paged_layout import layer_rows
+from modelserve_worker.kernels.attention import triton_launches as kernels
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.paged_layout import layer_rows
+from modelserve_worker.startup.device import kernel_table, select_geometry
+from modelserve_worker.step.block_tables import BlockTables
+from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
 
 SEQUENCES, CHUNK = 24, 512
 META = torch.device("meta")

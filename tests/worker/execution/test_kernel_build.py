@@ -25,8 +25,8 @@ from pathlib import Path
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
-from modelserve_worker.execution import kernel_build, kernel_trace
-from modelserve_worker.kernels.cuda_kernel import CudaSource, kept
+from modelserve_worker.startup import kernel_build, kernel_trace
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, kept
 folder, cuda = Path(sys.argv[1]), sys.argv[2]
 whole = published_model("hf://google/gemma-4-31B").architecture.model_dump()
 architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
@@ -96,8 +96,8 @@ print(json.dumps([each.file if isinstance(each, CudaSource) else each.kernel for
 """
 LAST_ROWS = """
 from modelserve.sizing.cuda_graphs import FEW_LAST_ROWS
-from modelserve_worker.execution.input_batch import StepPacker
-from modelserve_worker.kernels import linear_rows_sm90
+from modelserve_worker.step.input_batch import StepPacker
+from modelserve_worker.kernels.products.hopper import linear_rows_sm90
 assert linear_rows_sm90.ROWS[-1] == FEW_LAST_ROWS
 whole = published_model("hf://google/gemma-4-E4B").architecture.model_dump()
 changes = {"full_attention_layers": (1, 3), "num_hidden_layers": 4, "num_kv_shared_layers": 2}
@@ -117,8 +117,8 @@ from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import LIBRARY
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.weight_format import WeightFormat
-from modelserve_worker.execution import kernel_trace
-from modelserve_worker.kernels.launching import noted_by
+from modelserve_worker.startup import kernel_trace
+from modelserve_worker.kernels.compiling.launching import noted_by
 FORMATS = {
     "bf16": None, "int4": WeightFormat(stored="int4", scales="group", group_size=32),
     "int4_asym": WeightFormat(stored="int4", scales="group", group_size=32, symmetric=False),
@@ -167,12 +167,12 @@ KERNEL_NAMES = """
 import importlib, pkgutil
 import modelserve_worker.kernels as package
 from triton.runtime.jit import JITFunction
-from modelserve_worker.kernels import kernel_cache
+from modelserve_worker.kernels.compiling import kernel_cache
 kernel_cache.name_alike()
 found = {}
-for module in pkgutil.iter_modules(package.__path__):
+for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
     if module.name.endswith("_triton"):
-        for function in vars(importlib.import_module(f"{package.__name__}.{module.name}")).values():
+        for function in vars(importlib.import_module(module.name)).values():
             if isinstance(function, JITFunction):
                 found[f"{function.__module__}.{function.__name__}"] = function
 print(json.dumps({name: found[name].cache_key for name in sorted(found, reverse=sys.argv[4] == "reversed")}))
@@ -180,7 +180,7 @@ print(json.dumps({name: found[name].cache_key for name in sorted(found, reverse=
 LAUNCH = """
 import ctypes, os, triton
 from triton.backends.nvidia import driver as nvidia
-from modelserve_worker.kernels import kernel_cache
+from modelserve_worker.kernels.compiling import kernel_cache
 triton.knobs.cache.manager_class = kernel_cache.ShippedFirst
 kernel_cache.name_alike()
 if os.path.exists(f"{cuda}/libcuda.so.1"):
@@ -199,7 +199,7 @@ def only_cheap(self, *arguments, **options):
     nvidia.CudaLauncher(kernel.src, kernel.metadata)
     return kernel
 triton.JITFunction._do_compile = only_cheap
-from modelserve_worker.kernels import cuda_kernel
+from modelserve_worker.kernels.compiling import cuda_kernel
 cuda_kernel.compiled = None  # whoever compiles now fails
 for launch in kernel_trace.kernel_launches(architecture, args, capability=90):
     hits.append((launch.file, bool(kept(launch))))
@@ -238,8 +238,8 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
     """One door each: start of a step, elementwise, prepare and commit, attention of both kinds, sampling, its end."""
     assert set(built[2]) == {
         "step_tokens", "rotations", "accept_tokens", "embed", "rms_norm", "residual_norm", "prepare",
-        "commit", "combine", "expand_keys", "sliding_attention_sm90.cu", "sliding_decode_sm90.cu",
-        "decode_stream_sm90.cu", "global_decode_sm90.cu", "chunk_attention_sm90.cu", "linear_rows_sm90.cu",
+        "commit", "combine", "expand_keys", "sliding_chunk_sm90.cu", "sliding_decode_sm90.cu",
+        "decode_stream_sm90.cu", "v_only_decode_sm90.cu", "global_chunk_sm90.cu", "linear_rows_sm90.cu",
         "cluster_rows_sm90.cu",
         "_select_chunks", "_draw_rows",
     }  # fmt: skip
@@ -295,7 +295,7 @@ def test_targets_are_built_in_processes_of_their_own(tmp_path: Path, monkeypatch
     """Two in one call find what each finds alone, in its own process."""
     from modelserve.engine_args import EngineArgs
     from modelserve.weight_format import int4
-    from modelserve_worker.execution import kernel_build
+    from modelserve_worker.startup import kernel_build
 
     processes: list[list[int]] = []
 
@@ -357,7 +357,7 @@ def test_a_missing_compiler_is_said_and_other_errors_are_left_alone(
 ) -> None:
     from triton.runtime.build import compile_module_from_src
 
-    from modelserve_worker.kernels.kernel_cache import compilations
+    from modelserve_worker.kernels.compiling.kernel_cache import compilations
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -372,7 +372,7 @@ def test_a_missing_compiler_is_said_and_other_errors_are_left_alone(
 def test_an_entry_with_a_part_missing_is_made_again_in_the_other_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modelserve_worker.kernels.kernel_cache import ShippedFirst
+    from modelserve_worker.kernels.compiling.kernel_cache import ShippedFirst
 
     shipped, own = tmp_path / "shipped", tmp_path / "own"
     (shipped / "KEY").mkdir(parents=True)
@@ -388,7 +388,7 @@ def test_an_entry_with_a_part_missing_is_made_again_in_the_other_folder(
 
 def test_the_driver_is_where_this_process_has_it_from(tmp_path: Path) -> None:
     """An image need have neither ldconfig nor its cache of libraries."""
-    from modelserve_worker.kernels.kernel_cache import driver_folder
+    from modelserve_worker.kernels.compiling.kernel_cache import driver_folder
 
     maps = "7f00-7f10 r--p 00000000 00:2a 1234 /usr/lib/libc.so.6\n7f10-7f20 rw-p 00000000 00:00 0\n{}"
     driver = tmp_path / "with a space" / "libcuda.so.580.159.04"

@@ -24,15 +24,15 @@ from true_drafter import TrueDrafter
 from modelserve.sizing import kernel_buffers
 from modelserve.sizing.backends.table import KernelTable
 from modelserve_worker.batch import ScheduledBatch
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.input_batch import StepSize
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.kernels import attention_triton
+from modelserve_worker.kernels.attention import triton_launches
 from modelserve_worker.kernels.operations import PLAIN_EXACT
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.step.input_batch import StepSize
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_drafts_that_the_kernels_verify_change_no_token(
             table=table,
         )
 
-    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    monkeypatch.setattr(triton_launches, "most_splits", lambda _: 2)
     answers = told(runner(table=None), requests(), pool)
     drafter = TrueDrafter(answers, num_tokens=4, right=0.8, slots=2, longest=60, vocab_size=256)
     drafted = runner(drafter)
@@ -161,7 +161,7 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
     """
     monkeypatch.setattr(paged_logits, "forward_hidden", as_captured)
     monkeypatch.setattr(kernel_buffers, "LEAST_EXPANSION_KEYS", 64)  # few programs for the interpreter
-    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    monkeypatch.setattr(triton_launches, "most_splits", lambda _: 2)
     make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)
     requests = [
         Forced(tuple(random_tokens(length, seed=length)), length - 2, arrives)
@@ -181,7 +181,7 @@ def test_exact_rows_do_not_depend_on_chunks_neighbours_or_drafts(
 ) -> None:
     """Through the kernels: a window of 9 and chunks that begin anywhere in a tile."""
     add_in_order(monkeypatch)
-    monkeypatch.setattr(attention_triton, "most_splits", lambda _: 2)
+    monkeypatch.setattr(triton_launches, "most_splits", lambda _: 2)
     make_checkpoint("26B-A4B", tmp_path, seed=2, head_dim=64, global_head_dim=128)
     model = load_checkpoint(tmp_path, operations=PLAIN_EXACT)
     table = attention_table(model.architecture, geometry_of(model), profile="exact")

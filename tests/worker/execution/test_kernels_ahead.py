@@ -20,11 +20,11 @@ from model_checkpoints import COMMON, VARIANTS
 
 import modelserve
 from modelserve.engine_args import EngineArgs
-from modelserve_worker.execution import kernels_ahead
-from modelserve_worker.execution.container_limits import cores
-from modelserve_worker.kernels import cuda_kernel, kernel_cache
-from modelserve_worker.kernels.kept_files import sealed, write_whole
-from modelserve_worker.nvml import InstalledGPU
+from modelserve_worker.kernels.compiling import cuda_kernel, kernel_cache
+from modelserve_worker.kernels.compiling.kept_files import sealed, write_whole
+from modelserve_worker.startup import kernels_ahead
+from modelserve_worker.startup.container_limits import cores
+from modelserve_worker.startup.nvml import InstalledGPU
 
 H200 = InstalledGPU("NVIDIA-H200", 143_771, (9, 0))
 WITHIN_S = 60.0
@@ -35,7 +35,7 @@ import json, sys
 from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
-from modelserve_worker.execution import kernel_trace
+from modelserve_worker.startup import kernel_trace
 variant, changes, settings, capability = json.loads(sys.argv[1])
 whole = published_model(f"hf://google/gemma-4-{variant}").architecture.model_dump()
 architecture = ModelArchitecture.model_validate(whole | changes)
@@ -55,8 +55,8 @@ print(json.dumps([passed_by[0], len(every), sorted(map(repr, set(every) ^ set(fe
 STARTER = """
 import sys, time
 from modelserve.engine_args import EngineArgs
-from modelserve_worker.execution import kernels_ahead
-from modelserve_worker.nvml import InstalledGPU
+from modelserve_worker.startup import kernels_ahead
+from modelserve_worker.startup.nvml import InstalledGPU
 kernels_ahead.first_gpu = lambda _: InstalledGPU("NVIDIA-H200", 143_771, (9, 0))
 kernels_ahead.cores = lambda: 2.0
 args = EngineArgs(model=sys.argv[1], max_num_seqs=1, max_num_batched_tokens=64)
@@ -74,8 +74,8 @@ from triton.compiler.compiler import get_cache_invalidating_env_vars, make_backe
 from triton.runtime.cache import get_cache_key, get_cache_manager
 from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_architecture
-from modelserve_worker.execution.kernel_trace import kernel_launches
-from modelserve_worker.kernels import cuda_kernel, kernel_cache
+from modelserve_worker.startup.kernel_trace import kernel_launches
+from modelserve_worker.kernels.compiling import cuda_kernel, kernel_cache
 args = EngineArgs(model=sys.argv[1], max_num_seqs=1, max_num_batched_tokens=64)
 launches = kernel_launches(read_architecture(Path(args.model)), args, capability=90)
 kernel_cache.name_alike()

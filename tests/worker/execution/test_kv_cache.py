@@ -13,8 +13,8 @@ from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import PageMove
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.kernels.row_codec import decode_rows, encode_rows
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.kernels.attention.row_codec import decode_rows, encode_rows
 
 CPU = torch.device("cpu")
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -14,9 +14,9 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.weights import weight_bytes
 from modelserve.termination import TerminationReason
-from modelserve_worker.execution.accelerator_check import AcceleratorMismatch
-from modelserve_worker.execution.device import kernel_table, select_device, select_geometry, with_compute_dtype
-from modelserve_worker.execution.memory import (
+from modelserve_worker.startup.accelerator_check import AcceleratorMismatch
+from modelserve_worker.startup.device import kernel_table, select_device, select_geometry, with_compute_dtype
+from modelserve_worker.startup.memory import (
     InsufficientMemory,
     cpu_limit_bytes,
     cpu_memory_use,

@@ -20,7 +20,7 @@ from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_tools.tiny.__main__ import write_checkpoint
-from modelserve_worker.execution.checkpoint_config import read_architecture
+from modelserve_worker.weights.checkpoint_config import read_architecture
 
 MAX_LEN, MIN_LEN, CHUNK, SEQUENCES = 4096, 1000, 256, 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modelserve_worker.execution.memory import GPUMemoryProbe
+from modelserve_worker.startup.memory import GPUMemoryProbe
 
 MIB = 1 << 20
 

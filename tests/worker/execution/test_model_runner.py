@@ -19,8 +19,8 @@ from model_checkpoints import VARIANTS, make_checkpoint, random_tokens, referenc
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import IN_FLIGHT, NOT_A_NUMBER
-from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.startup.replica import LaunchedReplica, launch
 
 MEMORY = 1 << 30
 LENGTHS = (8, 9, 10, 32, 75)  # window 9: W - 1, W, W + 1; a page; several of both kinds

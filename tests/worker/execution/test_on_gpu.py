@@ -13,8 +13,8 @@ from model_checkpoints import make_checkpoint, random_tokens, reference_logits
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.batch import IN_FLIGHT
-from modelserve_worker.execution.ranks import launch
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.startup.replica import launch
 
 CUDA = torch.device("cuda")
 POOL = 1 << 26

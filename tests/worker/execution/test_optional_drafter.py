@@ -12,8 +12,8 @@ from assisted import ASSISTANT, TARGET
 
 from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_architecture
+from modelserve_worker.drafters.optional_drafter import without_missing_drafter
 from modelserve_worker.engine.measured_drafts import measured_drafts
-from modelserve_worker.optional_drafter import without_missing_drafter
 from modelserve_worker.scheduling.stats import EngineStats
 
 

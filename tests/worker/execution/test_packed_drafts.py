@@ -11,7 +11,7 @@ from test_step_packing import BLOCKS, LONGEST, REQUESTS, TOKENS, VOCAB, WINDOW, 
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import ScheduledBatch
-from modelserve_worker.execution.input_batch import StepPacker
+from modelserve_worker.step.input_batch import StepPacker
 
 # A decode with two drafts that is launched ahead, one with none whose start is known, a chunk that ends its prompt, and
 # one that does not.

@@ -13,9 +13,9 @@ from paged_projections import POOL, Projections, poisoned_cache, run_steps, tabl
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.execution import paged_attention
-from modelserve_worker.execution.page_groups import page_groups
-from modelserve_worker.execution.paged_attention import PagedAttention
+from modelserve_worker.attention import paged_attention
+from modelserve_worker.attention.page_groups import page_groups
+from modelserve_worker.attention.paged_attention import PagedAttention
 
 
 def random_steps(lengths: dict[str, int], rng: random.Random, *, most: int) -> list[list[tuple[str, int]]]:

@@ -14,16 +14,16 @@ from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import FailedStep, PageCheck, SampledTokens
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.launched_step import CheckedStep
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.ranks import launch
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import FinishReason, Request, SamplingParams
+from modelserve_worker.runner.launched_step import CheckedStep
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.replica import launch
 
 CPU = torch.device("cpu")
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

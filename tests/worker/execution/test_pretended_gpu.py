@@ -14,11 +14,11 @@ from pretended_gpu import PretendedError, pretended_gpu
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.engine import Engine
-from modelserve_worker.execution.ranks import launch
-from modelserve_worker.kernels import kernel_cache
+from modelserve_worker.kernels.compiling import kernel_cache
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.replica import launch
 
 LONGEST, SLOTS = 256, 3
 SAMPLINGS = (

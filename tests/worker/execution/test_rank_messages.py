@@ -14,8 +14,8 @@ import pytest
 from modelserve.architecture import LayerKind
 from modelserve.termination import TerminationReason
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
-from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
-from modelserve_worker.execution.rank_ring import RankRing, RingAborted
+from modelserve_worker.ranks.messages import decode_batch, encode_batch
+from modelserve_worker.ranks.ring import RankRing, RingAborted
 from modelserve_worker.request import SamplingParams
 from modelserve_worker.terminal_error import TerminalError
 

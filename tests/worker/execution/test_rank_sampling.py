@@ -14,8 +14,8 @@ from rank_sampling import BROKEN, BROKEN_ROW, EXACT, KINDS, REPORTED, ROWS, VOCA
 
 from modelserve.sizing.activation import ROWS_PER_SORT, TOP_K_CAPACITY
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
-from modelserve_worker.execution.sampling_slots import SamplingSlots
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.step.sampling_slots import SamplingSlots
 
 STEPS = 6
 EOS = tuple(range(3))

@@ -24,10 +24,10 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import SampledTokens
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.execution import ranks
-from modelserve_worker.execution.memory import InsufficientMemory
-from modelserve_worker.execution.ranks import LaunchedReplica, RankDiedError, WorkerRanks, launch
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.startup import replica as ranks
+from modelserve_worker.startup.memory import InsufficientMemory
+from modelserve_worker.startup.replica import LaunchedReplica, RankDiedError, WorkerRanks, launch
 
 SAMPLED = SamplingParams(seed=3, max_tokens=1, temperature=1.0, top_p=0.9)
 BY_CANDIDATES = replace(SAMPLED, top_k=40)  # each rank sends its share's best, not its logits
@@ -246,7 +246,7 @@ def test_ranks_end_when_rank_0_is_killed(tmp_path) -> None:
     code = (
         "import multiprocessing, sys, time\n"
         "from modelserve.engine_args import EngineArgs\n"
-        "from modelserve_worker.execution.ranks import launch\n"
+        "from modelserve_worker.startup.replica import launch\n"
         "if __name__ == '__main__':\n"
         "    launch(EngineArgs.model_validate_json(sys.argv[1]))\n"
         "    print(multiprocessing.active_children()[0].pid, flush=True)\n"

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.execution.sampler import Sampler
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.step.sampler import Sampler
 
 VOCABULARY, SLOTS = 40, 6
 KINDS = (

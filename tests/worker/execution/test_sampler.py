@@ -12,10 +12,10 @@ import torch
 
 from modelserve.sizing.activation import ROWS_PER_SORT
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
-from modelserve_worker.execution.sampler import Sampler, SamplerOutput
-from modelserve_worker.kernels.counter_random import gumbel_noise
+from modelserve_worker.kernels.sampling.counter_random import gumbel_noise
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.step.sampler import Sampler, SamplerOutput
 
 CPU = torch.device("cpu")
 CHI2_P_1E_4 = {7: 29.9, 15: 45.0}  # critical values of chi-square at p = 1e-4 by degrees of freedom

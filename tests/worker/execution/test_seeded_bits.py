@@ -13,7 +13,7 @@ from paged_logits import geometry_of
 
 from modelserve_worker.kernels.operations import PLAIN_EXACT
 from modelserve_worker.request import Request, SamplingParams
-from modelserve_worker.scheduling.mixed_pace import MixedPace
+from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
 from modelserve_worker.step_seconds import StepSeconds
 
 CHUNK, LONGEST = 64, 180

@@ -11,12 +11,12 @@ from model_checkpoints import load_checkpoint, make_checkpoint
 from modelserve.errors import InvalidInput
 from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve_tools.tiny.variants import config_json
-from modelserve_worker.execution.checkpoint_config import read_architecture
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.profile_steps import profile_batches
-from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.execution.weights import InvalidCheckpoint
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.runner.model_runner import GPUModelRunner
+from modelserve_worker.startup.profile_steps import profile_batches
+from modelserve_worker.step.sampling_slots import SamplingSlots
+from modelserve_worker.weights.checkpoint_config import read_architecture
+from modelserve_worker.weights.files import InvalidCheckpoint
 
 
 def test_eos_ids_come_from_both_files(tmp_path) -> None:

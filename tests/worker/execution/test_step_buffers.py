@@ -14,15 +14,15 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NO_UPDATES, NOT_A_NUMBER, FailedStep, ScheduledBatch, TableUpdates
-from modelserve_worker.execution import staging as staging_module
-from modelserve_worker.execution.block_tables import BlockTables, table_entries
-from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
-from modelserve_worker.execution.launched_step import LaunchedStep
-from modelserve_worker.execution.sampler import SampledLogprobs, SamplerOutput
-from modelserve_worker.execution.staging import StagingBuffer
-from modelserve_worker.execution.step_graphs import StepGraphs
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.request import TokenLogprobs
+from modelserve_worker.runner.launched_step import LaunchedStep
+from modelserve_worker.runner.step_graphs import StepGraphs
+from modelserve_worker.step import staging as staging_module
+from modelserve_worker.step.block_tables import BlockTables, table_entries
+from modelserve_worker.step.input_batch import QueryBlocks, StepPacker, StepSize
+from modelserve_worker.step.sampler import SampledLogprobs, SamplerOutput
+from modelserve_worker.step.staging import StagingBuffer
 
 CPU = torch.device("cpu")
 

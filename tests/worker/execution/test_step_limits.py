@@ -20,12 +20,12 @@ from modelserve.planning.evaluation import Refusal
 from modelserve.planning.planner import consider
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.drafters.prompt_lookup import PromptLookup
 from modelserve_worker.engine_startup import build_engine
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.profile_steps import heaviest_steps
-from modelserve_worker.execution.prompt_lookup import PromptLookup
 from modelserve_worker.request import FinishReason, Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
+from modelserve_worker.startup.profile_steps import heaviest_steps
 
 LOOKUP, ASSISTED, EXACT = {"prompt_lookup": True}, {"drafter": str(ASSISTANT)}, {"profile": "exact"}
 PAIRS, PLACES = 500, ("CPU", "NVIDIA-L4", "NVIDIA-H200")

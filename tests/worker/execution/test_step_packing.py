@@ -15,8 +15,8 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
-from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker, StepSize
 from modelserve_worker.kernels.step import Step
+from modelserve_worker.step.input_batch import QueryBlocks, StepPacker, StepSize
 
 CPU = torch.device("cpu")
 TOKENS, REQUESTS, LONGEST, VOCAB, WINDOW = 400, 6, 800, 512, 40

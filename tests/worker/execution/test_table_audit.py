@@ -13,16 +13,17 @@ import torch
 from attention_tables import attention_table
 
 from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve_worker.attention import fast_attention
+from modelserve_worker.attention.fast_attention import KernelAttention
+from modelserve_worker.attention.table_audit import TableAudit
 from modelserve_worker.batch import ScheduledBatch, commit_first_tokens
-from modelserve_worker.execution import fast_attention, model_runner
-from modelserve_worker.execution.block_tables import BlockTables
-from modelserve_worker.execution.fast_attention import KernelAttention
-from modelserve_worker.execution.input_batch import QueryBlocks, StepPacker
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.table_audit import TableAudit
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.runner import model_runner
+from modelserve_worker.step.block_tables import BlockTables
+from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
 
 CPU = torch.device("cpu")
 POOL, REQUESTS, TOKENS, LONGEST, WINDOW = 1 << 24, 8, 512, 600, 40

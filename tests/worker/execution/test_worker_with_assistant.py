@@ -13,15 +13,15 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import read_assistant
 from modelserve.sizing.assistant import assistant_weight_bytes
+from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
+from modelserve_worker.drafters.drafter import LongestProposal
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.plan_report import plan_report
-from modelserve_worker.execution.assistant_drafter import AssistantDrafter
-from modelserve_worker.execution.drafter import LongestProposal
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.execution.ranks import LaunchedReplica, launch
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.startup.replica import LaunchedReplica, launch
 
 
 def args(target: Path, **settings: object) -> EngineArgs:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.execution.drafter import Accepted, Drafter, Proposal
+from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal
 
 
 class TrueDrafter(Drafter):

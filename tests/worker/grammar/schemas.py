@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 
-from modelserve_worker.server.sequences import Reply
+from modelserve_worker.server.answers.sequences import Reply
 
 KEYS = ["a", "b", "city", "unit", "days", "note", "odd key", "é"]
 

@@ -13,7 +13,7 @@ from trained_answers import TrainedModel
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.request import Request
-from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.errors.errors import ApiError
 
 USER = [{"role": "user", "content": "Say something."}]
 SCHEMA = {

@@ -16,7 +16,7 @@ from trained_answers import MODEL, TrainedModel
 
 from modelserve_worker.grammar.compiler import GrammarCompiler
 from modelserve_worker.grammar.limits import parser_limits
-from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.errors.errors import ApiError
 
 # Where the lexer's fuel ends inside a token, the library says that the token does not match.
 EXCEEDED = re.compile("too many|Too many|Current row has|fuel exhausted|doesn't satisfy the grammar")

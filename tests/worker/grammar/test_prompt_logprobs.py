@@ -12,9 +12,9 @@ from teacher_forcing import reference_model
 from trained_answers import MODEL, MODEL_LEN, TrainedModel
 
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.server.completions import CompletionAnswer
-from modelserve_worker.server.protocol import CompletionRequest
-from modelserve_worker.server.sequences import SequenceRunner
+from modelserve_worker.server.answers.completions import CompletionAnswer
+from modelserve_worker.server.answers.sequences import SequenceRunner
+from modelserve_worker.server.bodies.protocol import CompletionRequest
 
 TEXTS = ["The colour of the sky is blue and the river is cold.", "one two three four five six seven eight nine ten"]
 LONG = " ".join(TEXTS * 5)

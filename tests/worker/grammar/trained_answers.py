@@ -12,9 +12,9 @@ from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.server.preparation import SequenceSpec, chat_sequences, completion_sequences
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
-from modelserve_worker.server.sequences import Reply
+from modelserve_worker.server.answers.preparation import SequenceSpec, chat_sequences, completion_sequences
+from modelserve_worker.server.answers.sequences import Reply
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 

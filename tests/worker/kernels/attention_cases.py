@@ -11,10 +11,10 @@ from torch import Tensor
 from modelserve.architecture import LayerKind
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.attention_door import AttentionDoor
-from modelserve_worker.kernels.paged_layout import LayerRows
-from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.paged_layout import LayerRows
+from modelserve_worker.kernels.attention.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Segments, Step
 
 THETA, EPS = 1e6, 1e-6

@@ -83,9 +83,8 @@ class Outcome:
 def kernel_modules() -> list[str]:
     import modelserve_worker.kernels as package
 
-    return [
-        f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if m.name.endswith("_triton")
-    ]
+    modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    return [module.name for module in modules if module.name.endswith("_triton")]
 
 
 def early_work(ptx: str, launch: Traced, *, waits: bool) -> Iterator[str]:
@@ -156,7 +155,7 @@ Compiled = tuple[bytes, str, int, Iterable[str]]  # cubin, what ptxas says, byte
 def compiled_by_triton(launch: Traced, capability: int) -> Compiled:
     import triton
 
-    from modelserve_worker.execution.kernel_trace import TargetDriver
+    from modelserve_worker.startup.kernel_trace import TargetDriver
 
     triton.runtime.driver.set_active(TargetDriver(capability))  # kernels ask it what they are compiled for
     triton.knobs.nvidia.dump_ptxas_log = True  # printed after every compilation
@@ -168,7 +167,7 @@ def compiled_by_triton(launch: Traced, capability: int) -> Compiled:
 
 
 def compiled_by_nvrtc(launch: Source, _capability: int) -> Compiled:
-    from modelserve_worker.kernels.cuda_kernel import compiled
+    from modelserve_worker.kernels.compiling.cuda_kernel import compiled
 
     return *compiled(launch.source), launch.source.shared_bytes, ()
 

@@ -9,7 +9,7 @@ import torch
 from emulated_kernel import built
 from torch import Tensor
 
-from modelserve_worker.kernels.linear_rows_sm90 import RowsKernel
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import RowsKernel
 
 _ENTRY = """
 static TensorMap weights, inputs;

@@ -9,7 +9,7 @@ import torch
 from emulated_kernel import built
 from torch import Tensor
 
-from modelserve_worker.kernels.cluster_rows_sm90 import ClusterKernel
+from modelserve_worker.kernels.products.hopper.cluster_rows_sm90 import ClusterKernel
 
 _ENTRY = """
 static TensorMap weights, inputs;

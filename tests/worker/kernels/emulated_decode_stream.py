@@ -11,8 +11,8 @@ from emulated_kernel import around_the_kernel_ahead, built, merged_splits
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve_worker.kernels.decode_stream_sm90 import StreamKernel
-from modelserve_worker.kernels.paged_layout import rising_pages
+from modelserve_worker.kernels.attention.hopper.decode_stream_sm90 import StreamKernel
+from modelserve_worker.kernels.attention.paged_layout import rising_pages
 from modelserve_worker.kernels.step import Segments
 
 _ENTRY = """

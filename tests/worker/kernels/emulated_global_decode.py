@@ -1,4 +1,4 @@
-"""`global_decode_sm90.cu` on the CPU: its source, built by a C++ compiler, over `emulated_sm90.h` in place of PTX."""
+"""`v_only_decode_sm90.cu` on the CPU: its source, built by a C++ compiler, over `emulated_sm90.h` in place of PTX."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from emulated_kernel import built, merged_splits
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve_worker.kernels.attention_triton import Rotation
-from modelserve_worker.kernels.global_decode_sm90 import SOURCE, THREADS
-from modelserve_worker.kernels.paged_layout import rising_pages
-from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.kernels.attention.hopper.v_only_decode_sm90 import SOURCE, THREADS
+from modelserve_worker.kernels.attention.paged_layout import rising_pages
+from modelserve_worker.kernels.attention.row_codec import v_only_columns
+from modelserve_worker.kernels.attention.triton_launches import Rotation
 from modelserve_worker.kernels.step import Segments
 
 _ENTRY = """

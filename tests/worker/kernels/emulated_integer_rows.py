@@ -9,8 +9,8 @@ import torch
 from emulated_kernel import built
 from torch import Tensor
 
-from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.integer_rows_sm90 import IntegerKernel
+from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 
 _ENTRY = """
 static TensorMap weights, scales;

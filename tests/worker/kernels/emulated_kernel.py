@@ -14,7 +14,7 @@ import torch
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve_worker.kernels.cuda_kernel import FOLDER, CudaSource
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, source_file
 from modelserve_worker.kernels.step import Segments
 
 
@@ -29,12 +29,12 @@ def _whole(file: Path) -> str:
     if file.name == "integer_mma_sm90.cuh":
         return '#include "emulated_integers.h"\n'
     text = file.read_text().replace("#pragma once", "")
-    return re.sub(r'^#include "(.+)"$', lambda name: _whole(file.with_name(name[1])), text, flags=re.MULTILINE)
+    return re.sub(r'^#include "(.+)"$', lambda name: _whole(source_file(name[1])), text, flags=re.MULTILINE)
 
 
 def built(source: CudaSource, entry: str, folder: Path) -> ctypes.CDLL:
     """A library of the kernel and of `entry`, C++ that launches it."""
-    text = _whole(FOLDER / source.file)
+    text = _whole(source_file(source.file))
     declared = "extern __shared__ __align__(1024) unsigned char memory[];"
     assert declared in text
     written, library = folder / "kernel.cpp", folder / f"{'-'.join((source.entry, *source.defines))}.so"

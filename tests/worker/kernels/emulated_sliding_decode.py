@@ -11,8 +11,8 @@ from emulated_kernel import around_the_kernel_ahead, built
 from paged_case import PagedCase
 from torch import Tensor
 
-from modelserve_worker.kernels.sliding_decode_sm90 import DECODE_PARTS as PARTS
-from modelserve_worker.kernels.sliding_decode_sm90 import THREADS, DecodeKernel
+from modelserve_worker.kernels.attention.hopper.sliding_decode_sm90 import DECODE_PARTS as PARTS
+from modelserve_worker.kernels.attention.hopper.sliding_decode_sm90 import THREADS, DecodeKernel
 from modelserve_worker.kernels.step import Segments
 
 _ENTRY = """

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from modelserve_worker.kernels.dependent_launch import launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_prerequisites
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.kernels.attention.row_codec import v_only_columns
 
 PAGE = {"global": 64, "sliding": 32}
 ELEMENT = {

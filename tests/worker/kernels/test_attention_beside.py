@@ -13,9 +13,9 @@ from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.row_blocks import plain_product
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.products.row_blocks import plain_product
 from modelserve_worker.kernels.step import Step
 
 EPS, LAYERS, REPLAYS, PAIRS = 1e-6, 6, 100, 64

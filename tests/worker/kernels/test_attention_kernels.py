@@ -19,7 +19,7 @@ from attention_cases import (
 from paged_case import PagedCase, relative_error
 
 from modelserve.sizing.backends.table import AttentionTile
-from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.attention import triton_launches as doors
 
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.backends.products import CHOSEN_ROWS, CHOSEN_SLOTS
-from modelserve_worker.kernels.experts import NO_EXPERT, Choice
+from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice
 
 CUDA = torch.device("cuda")
 
 
 def chosen_products(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    from modelserve_worker.kernels.chosen_rows_sm90 import chosen_products
+    from modelserve_worker.kernels.experts.chosen_rows_sm90 import chosen_products
 
     return chosen_products(x, Choice(torch.ones(experts.shape, device=experts.device), experts), gate_up, down)
 
@@ -50,7 +50,7 @@ SHAPES = [(128, 8, 2816, 704), (16, 8, 512, 192), (5, 3, 320, 64), (256, 4, 1088
 @pytest.mark.parametrize("blocks", [3, 24])
 def test_emulated_near_float64(blocks: int, tmp_path: Path) -> None:
     """One row to eight, a row that pads, tiles in part of a matrix, more than one of a thread block."""
-    from modelserve_worker.kernels.linear_rows_sm90 import RowsKernel
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import RowsKernel
 
     cpu, (experts, top_k, width, inner) = torch.device("cpu"), (9, 3, 192, 80)
     gate_up, down = matrices(experts, width, inner, cpu)
@@ -110,9 +110,9 @@ def test_rows_of_no_expert_and_broken_ones_keep_to_themselves_and_matrices_of_no
 @on_hopper
 def test_a_captured_chain_behind_the_router_has_the_bits_of_kernels_one_after_the_other() -> None:
     """As a layer has it: the choice, dense products of which the last settles, the products, the sum of both."""
-    from modelserve_worker.kernels.experts import AddedNorms, BranchNorms, RouterWeights, Shares
-    from modelserve_worker.kernels.experts_triton import TritonExperts
-    from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
+    from modelserve_worker.kernels.experts.experts import AddedNorms, BranchNorms, RouterWeights, Shares
+    from modelserve_worker.kernels.experts.experts_triton import TritonExperts
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 
     width, inner, experts, layers = 2816, 704, 32, 4
     doors = TritonExperts(CUDA, streamed_rows=CHOSEN_ROWS)

@@ -13,8 +13,13 @@ from hopper import check_captured_bits, on_hopper
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve_worker.kernels.cluster_rows_sm90 import SHARED_BYTES, ClusterKernel, cluster_rows, kernel_for
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.products.hopper.cluster_rows_sm90 import (
+    SHARED_BYTES,
+    ClusterKernel,
+    cluster_rows,
+    kernel_for,
+)
 
 CUDA = torch.device("cuda")
 # One part of a tile, many tiles, more inputs than stages, parts of the inputs: matrices of E4B, 26B-A4B and 31B.

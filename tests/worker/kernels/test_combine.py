@@ -6,8 +6,8 @@ import pytest
 import torch
 from attention_cases import ints
 
-from modelserve_worker.kernels import decode_attention_triton as kernels
-from modelserve_worker.kernels.dependent_launch import launch
+from modelserve_worker.kernels.attention.triton import decode_attention_triton as kernels
+from modelserve_worker.kernels.compiling.dependent_launch import launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, GROUP, WIDTH, PAGE, MOST = 2, 2, 32, 64, 16

@@ -23,23 +23,20 @@ from modelserve.sizing.backends.attention import (
 from modelserve.sizing.backends.products import GROUPED_STAGES
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.kernels import (
-    chosen_rows_sm90,
-    chunk_attention_sm90,
-    cluster_rows_sm90,
-    cuda_kernel,
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.hopper import (
     decode_stream_sm90,
-    global_decode_sm90,
-    grouped_rows_sm90,
-    linear_int4_sm90,
-    linear_rows_sm90,
-    sliding_attention_sm90,
+    global_chunk_sm90,
+    sliding_chunk_sm90,
     sliding_decode_sm90,
+    v_only_decode_sm90,
 )
-from modelserve_worker.kernels.attention_door import AttentionDoor
-from modelserve_worker.kernels.cuda_kernel import CudaSource
-from modelserve_worker.kernels.integer_rows_sm90 import IntegerKernel
-from modelserve_worker.kernels.paged_layout import layer_rows
+from modelserve_worker.kernels.attention.paged_layout import layer_rows
+from modelserve_worker.kernels.compiling import cuda_kernel
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource
+from modelserve_worker.kernels.experts import chosen_rows_sm90, grouped_rows_sm90
+from modelserve_worker.kernels.products.hopper import cluster_rows_sm90, linear_int4_sm90, linear_rows_sm90
+from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
 
 STREAM, STREAM_GLOBAL = (decode_stream_sm90.StreamKernel(*each) for each in ((256, 1024, 4, 5), (512, 0, 2, 5)))
 SHARED_BYTES = 227 * 1024  # of one block on capability 9.0
@@ -50,11 +47,11 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
     ("source", "threads", "releases"),
     [
         *(
-            (variant.source, chunk_attention_sm90.THREADS, True)
-            for variant in (chunk_attention_sm90.V_ONLY, chunk_attention_sm90.WITH_KEYS)
+            (variant.source, global_chunk_sm90.THREADS, True)
+            for variant in (global_chunk_sm90.V_ONLY, global_chunk_sm90.WITH_KEYS)
         ),
-        (sliding_attention_sm90.SOURCE, sliding_attention_sm90.THREADS, True),
-        (global_decode_sm90.SOURCE, 2 * global_decode_sm90.THREADS, True),  # two blocks
+        (sliding_chunk_sm90.SOURCE, sliding_chunk_sm90.THREADS, True),
+        (v_only_decode_sm90.SOURCE, 2 * v_only_decode_sm90.THREADS, True),  # two blocks
         *(
             (kernel.source, sliding_decode_sm90.THREADS, False)  # all that it reads is loaded once
             for kernel in map(sliding_decode_sm90.DecodeKernel, (1024, 512))
@@ -186,7 +183,7 @@ def test_a_stage_that_is_freed_right_behind_its_reads_is_found(tmp_path: Path, m
 
 
 def test_a_layout_that_the_launch_does_not_know_is_not_compiled() -> None:
-    source = replace(global_decode_sm90.SOURCE, shared_bytes=global_decode_sm90.SOURCE.shared_bytes + 8)
+    source = replace(v_only_decode_sm90.SOURCE, shared_bytes=v_only_decode_sm90.SOURCE.shared_bytes + 8)
     with pytest.raises(RuntimeError, match="SHARED_BYTES"):
         cuda_kernel.compiled(source)
 
@@ -220,8 +217,8 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             for page in (geometry.global_page, geometry.sliding_page)
         )
         for rows, block in (
-            (of_global, 64 * chunk_attention_sm90.CLUSTER),
-            (of_sliding, sliding_attention_sm90.ROWS),
+            (of_global, 64 * global_chunk_sm90.CLUSTER),
+            (of_sliding, sliding_chunk_sm90.ROWS),
         ):
             heads = architecture.num_attention_heads
             door = AttentionDoor.over(rows, capability=90, query_heads=heads)
@@ -241,10 +238,10 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
 def test_shared_memory_of_the_table_is_that_of_the_launches() -> None:
     assert sliding_decode_sm90.DecodeKernel(1024).source.shared_bytes == sliding_decode_bytes(1024)
     for source, sized in (
-        (chunk_attention_sm90.V_ONLY.source, global_chunk_bytes(key_plane=False)),
-        (chunk_attention_sm90.WITH_KEYS.source, global_chunk_bytes(key_plane=True)),
-        (sliding_attention_sm90.SOURCE, sliding_chunk_bytes()),
-        (global_decode_sm90.SOURCE, global_decode_bytes()),
+        (global_chunk_sm90.V_ONLY.source, global_chunk_bytes(key_plane=False)),
+        (global_chunk_sm90.WITH_KEYS.source, global_chunk_bytes(key_plane=True)),
+        (sliding_chunk_sm90.SOURCE, sliding_chunk_bytes()),
+        (v_only_decode_sm90.SOURCE, global_decode_bytes()),
         (STREAM.source, decode_stream_bytes(256, 4)),
         (STREAM_GLOBAL.source, decode_stream_bytes(512, 2)),
     ):

@@ -16,8 +16,8 @@ from test_sliding_decode_sm90 import Layers, attended, case_of, check
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.decode_stream_sm90 import StreamKernel
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.hopper.decode_stream_sm90 import StreamKernel
 from modelserve_worker.kernels.step import Step
 
 WIDTH = 256

@@ -11,12 +11,12 @@ import triton
 from launch_order import one_after_the_other
 from torch import Tensor
 
-from modelserve_worker.execution.kernel_trace import TargetDriver
-from modelserve_worker.kernels import dependent_launch
-from modelserve_worker.kernels.compute_stream import ComputeStreamError, in_turn
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.linear_rows_sm90 import ROWS, dense_rows
-from modelserve_worker.kernels.row_blocks import plain_product
+from modelserve_worker.kernels.compiling import dependent_launch
+from modelserve_worker.kernels.compiling.compute_stream import ComputeStreamError, in_turn
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import ROWS, dense_rows
+from modelserve_worker.kernels.products.row_blocks import plain_product
+from modelserve_worker.startup.kernel_trace import TargetDriver
 
 HIDDEN, INNER, LAYERS, REPLAYS = 5376, 1024, 40, 200
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.elementwise import ElementwiseDoors, PlainElementwise
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors, PlainElementwise
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
 EPS = 1e-6
 DTYPES = [torch.bfloat16, torch.float32]

@@ -11,10 +11,10 @@ from modelserve.errors import InvalidInput
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.weight_format import StoredType, TextLinear
-from modelserve_worker.kernels.exact_products import PlainExactProducts, check_places
-from modelserve_worker.kernels.exact_products_triton import TritonExactProducts, TritonGroupedProducts
 from modelserve_worker.kernels.operations import Operations
-from modelserve_worker.kernels.row_blocks import plain_product
+from modelserve_worker.kernels.products.exact_products import PlainExactProducts, check_places
+from modelserve_worker.kernels.products.exact_products_triton import TritonExactProducts, TritonGroupedProducts
+from modelserve_worker.kernels.products.row_blocks import plain_product
 
 
 @pytest.fixture(autouse=True)

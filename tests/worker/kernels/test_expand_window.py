@@ -7,8 +7,8 @@ import torch
 from attention_cases import Chunk, chunk_step, layout
 from paged_case import PagedCase
 
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.expand_keys_triton import expand_window
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.triton.expand_keys_triton import expand_window
 
 HEADS, WIDTH, WINDOW, DECODES = 2, 64, 100, 3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

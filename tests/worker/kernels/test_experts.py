@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.resolve import ROUTED_ROWS
-from modelserve_worker.kernels.dealing_triton import deal_together
-from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.experts import (
+from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.experts.dealing_triton import deal_together
+from modelserve_worker.kernels.experts.experts import (
     NO_EXPERT,
     AddedNorms,
     BranchNorms,
@@ -24,7 +24,7 @@ from modelserve_worker.kernels.experts import (
     RouterWeights,
     Shares,
 )
-from modelserve_worker.kernels.experts_triton import ExpertTile, TritonExperts, products_with
+from modelserve_worker.kernels.experts.experts_triton import ExpertTile, TritonExperts, products_with
 
 EPS = 1e-6
 BF16 = torch.bfloat16

@@ -12,19 +12,18 @@ from modelserve.sizing.backends.registry import Matrix, choices_of
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS
 from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
-from modelserve_worker.kernels import (
+from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
+from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.kernels.products import fp8_linear_triton, int4_linear_triton
+from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs
+from modelserve_worker.kernels.products.hopper import (
     cluster_rows_sm90,
-    fp8_linear_triton,
-    int4_linear_triton,
     integer_rows_sm90,
     linear_int4_sm90,
     linear_rows_sm90,
 )
-from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.fp8_linear import Fp8Pairs
-from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.linear_tiles import SharedBuffers
-from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
 

@@ -16,10 +16,10 @@ from plain_products import rounded_inputs as plain_rounded_inputs
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import fp8_inputs
-from modelserve_worker.kernels import fp8_linear, fp8_linear_triton
-from modelserve_worker.kernels.fp8_linear import e4m3_precision, repack_fp8
-from modelserve_worker.kernels.fp8_linear_triton import PLANES, PRECISION, fp8_grouped_with, fp8_product_with
-from modelserve_worker.kernels.linear_tiles import LinearTile, SharedBuffers
+from modelserve_worker.kernels.products import fp8_linear, fp8_linear_triton
+from modelserve_worker.kernels.products.fp8_linear import e4m3_precision, repack_fp8
+from modelserve_worker.kernels.products.fp8_linear_triton import PLANES, PRECISION, fp8_grouped_with, fp8_product_with
+from modelserve_worker.kernels.products.linear_tiles import LinearTile, SharedBuffers
 
 Kind = Literal["channel", "block"]
 WHOLE = LinearTile(32, 8, 2, 3, programs=1)

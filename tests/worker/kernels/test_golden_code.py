@@ -16,8 +16,8 @@ from golden_code import Golden, Row
 from machine_code import code_hash, source_hash
 from traced_launches import Source
 
-from modelserve_worker.kernels import cuda_kernel
-from modelserve_worker.kernels.cuda_kernel import CudaSource
+from modelserve_worker.kernels.compiling import cuda_kernel
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[2]

@@ -16,7 +16,7 @@ CUDA = torch.device("cuda")
 
 
 def grouped(x: Tensor, matrices: Tensor, counts: list[int], *, gated: bool) -> Tensor:
-    from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows
+    from modelserve_worker.kernels.experts.grouped_rows_sm90 import grouped_rows
 
     ends = torch.tensor(counts, device=CUDA).cumsum(0).to(torch.int32)
     return grouped_rows(x, matrices, ends, gated=gated)
@@ -67,7 +67,7 @@ def test_near_float64_and_the_same_bits_at_every_launch(
 def test_a_dense_product_beside_experts_is_near_float64_and_changes_none_of_their_bits(
     width: int, inputs: int, dense_width: int, dense_inputs: int, dense_rows: int, counts: list[int], gated: bool
 ) -> None:
-    from modelserve_worker.kernels.grouped_rows_sm90 import grouped_rows_beside
+    from modelserve_worker.kernels.experts.grouped_rows_sm90 import grouped_rows_beside
 
     halves, used = 2 if gated else 1, sum(counts)
     matrices = (torch.randn(len(counts), width * halves, inputs, device=CUDA) * inputs**-0.5).bfloat16()
@@ -101,8 +101,8 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(gated: bool) -> None:
 
 def test_a_captured_chain_of_both_branches_has_the_bits_of_kernels_one_after_the_other() -> None:
     """As layers of many rows have it: the residual's sum, the choice, rows dealt, both products, the sum of both."""
-    from modelserve_worker.kernels.experts import AddedNorms, BranchMatrices, BranchNorms, RouterWeights
-    from modelserve_worker.kernels.experts_triton import TritonExperts
+    from modelserve_worker.kernels.experts.experts import AddedNorms, BranchMatrices, BranchNorms, RouterWeights
+    from modelserve_worker.kernels.experts.experts_triton import TritonExperts
 
     width, inner, experts, layers = 2816, 704, 64, 3
     doors = TritonExperts(CUDA)

@@ -13,16 +13,16 @@ from plain_products import PlainInt4, int4_elements
 from torch import Tensor
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
-from modelserve_worker.kernels import int4_linear, int4_linear_triton
-from modelserve_worker.kernels.int4_linear import Int4Tiles, repack_int4
-from modelserve_worker.kernels.int4_linear_triton import (
+from modelserve_worker.kernels.products import int4_linear, int4_linear_triton
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles, repack_int4
+from modelserve_worker.kernels.products.int4_linear_triton import (
     PAIRS,
     SCALED,
     int4_dequantised_product,
     int4_grouped_with,
     int4_product_with,
 )
-from modelserve_worker.kernels.linear_tiles import (
+from modelserve_worker.kernels.products.linear_tiles import (
     MOST_COUNTERS,
     LinearTile,
     SharedBuffers,

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import int4_tiles
-from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.integer_rows_sm90 import IntegerKernel
+from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 
 
 def int4(outputs: int, inputs: int, scales: int) -> Int4Tiles:
@@ -80,7 +80,7 @@ def test_emulated_what_is_no_number_keeps_to_its_row(tmp_path: Path) -> None:
 @on_hopper
 @pytest.mark.parametrize(("outputs", "inputs"), [(5376, 21504), (16384, 5376), (2560, 2560), (43008, 512)])
 def test_near_float64_and_the_same_bits_at_every_launch(outputs: int, inputs: int) -> None:
-    from modelserve_worker.kernels.integer_rows_sm90 import integer_rows
+    from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows
 
     matrix = int4(outputs, inputs, 8)
     matrix = Int4Tiles(matrix.words.cuda(), matrix.scales.cuda(), None, inputs)

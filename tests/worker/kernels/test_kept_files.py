@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from modelserve_worker.kernels import cuda_kernel, kept_files
-from modelserve_worker.kernels.cache_folder import FOLDER_VARIABLE, folder_fault, settle_cache_folder
-from modelserve_worker.kernels.cuda_kernel import CudaSource
-from modelserve_worker.kernels.kept_files import distrust, sealed, trusted_bytes, unsealed, write_whole
-from modelserve_worker.kernels.kernel_cache import CheckedCache, ShippedFirst
+from modelserve_worker.kernels.compiling import cuda_kernel, kept_files
+from modelserve_worker.kernels.compiling.cache_folder import FOLDER_VARIABLE, folder_fault, settle_cache_folder
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource
+from modelserve_worker.kernels.compiling.kept_files import distrust, sealed, trusted_bytes, unsealed, write_whole
+from modelserve_worker.kernels.compiling.kernel_cache import CheckedCache, ShippedFirst
 
 OURS, FOREIGN, FS_GROUP = 65532, 1234, 5000
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -202,7 +202,7 @@ from pathlib import Path
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from modelserve_worker.kernels.kernel_cache import ShippedFirst
+from modelserve_worker.kernels.compiling.kernel_cache import ShippedFirst
 triton.knobs.cache.manager_class = ShippedFirst
 hits = []
 triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
@@ -309,8 +309,8 @@ def test_a_file_of_somebody_else_inside_is_not_run(
 AS_USER = """
 import os, sys
 from pathlib import Path
-from modelserve_worker.kernels.cache_folder import cache_folder, folder_fault
-from modelserve_worker.kernels.kernel_cache import CheckedCache
+from modelserve_worker.kernels.compiling.cache_folder import cache_folder, folder_fault
+from modelserve_worker.kernels.compiling.kernel_cache import CheckedCache
 user, group = int(sys.argv[1]), int(sys.argv[2])
 os.setgroups([group]); os.setresgid(user, user, user); os.setresuid(user, user, user); os.umask(0o022)
 assert folder_fault(cache_folder()) is None, folder_fault(cache_folder())
@@ -364,7 +364,7 @@ def _share(folder: Path) -> None:
 def test_a_folder_that_takes_no_more_costs_compilations_and_no_start(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from modelserve_worker.kernels import kernel_cache
+    from modelserve_worker.kernels.compiling import kernel_cache
 
     honest = kernel_cache.write_whole
 

@@ -11,10 +11,17 @@ from plain_products import int4_elements
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, int4_tiles
-from modelserve_worker.kernels import linear_int4_sm90
-from modelserve_worker.kernels.int4_linear import Int4Tiles
-from modelserve_worker.kernels.linear_int4_sm90 import CLUSTER, COLUMNS, MANY_COLUMNS, Division, Int4Kernel, division
-from modelserve_worker.kernels.linear_tiles import MOST_COUNTERS
+from modelserve_worker.kernels.products.hopper import linear_int4_sm90
+from modelserve_worker.kernels.products.hopper.linear_int4_sm90 import (
+    CLUSTER,
+    COLUMNS,
+    MANY_COLUMNS,
+    Division,
+    Int4Kernel,
+    division,
+)
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.linear_tiles import MOST_COUNTERS
 
 SHAPES = [(272, 1536), (528, 2112), (3072, 2560), (2560, 10240), (20480, 1024), (43008, 512), (5376, 21504)]
 ROWS = (33, 64, 65, 128, 150, 192, 250, 300, 512, 700, 1000, 2500, 8192)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.quantised_tiles import int4_tiles
-from modelserve_worker.kernels.elementwise_triton import TritonElementwise
-from modelserve_worker.kernels.fp8_linear import Fp8Pairs, e4m3_precision
-from modelserve_worker.kernels.int4_linear import Int4Tiles
+from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
+from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs, e4m3_precision
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 
 pytestmark = list(ON_HOPPER)
 CUDA = torch.device("cuda")
@@ -25,14 +25,14 @@ SHAPES = [(272, 1536), (20480, 2560), (16384, 1024), (5376, 512), (2560, 256), (
 
 
 def dense(outputs: int, inputs: int) -> tuple[Tensor, Product]:
-    from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 
     weight = (torch.randn(outputs, inputs, device=CUDA) * inputs**-0.5).bfloat16()
     return weight.double(), lambda x, **gate: dense_rows(x, weight, **gate)
 
 
 def int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Product]:
-    from modelserve_worker.kernels.linear_rows_sm90 import int4_rows
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import int4_rows
 
     tiles = int4_tiles(inputs)
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
@@ -42,7 +42,7 @@ def int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Product]:
 
 
 def fp8(outputs: int, inputs: int, *, rounds: bool) -> tuple[Tensor, Product]:
-    from modelserve_worker.kernels.linear_rows_sm90 import fp8_rows
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import fp8_rows
 
     elements = (torch.randn((outputs, inputs), device=CUDA) * 64).to(torch.float8_e4m3fn)
     elements[0, :64] = torch.arange(64, device=CUDA).to(torch.uint8).view(torch.float8_e4m3fn)  # subnormals too
@@ -83,7 +83,7 @@ def test_products_are_near_float64_and_the_same_bits_at_every_launch(name: str, 
 
 def test_gates_have_the_bits_of_the_elementwise_kernel() -> None:
     """Of every finite bfloat16: a GELU of few rows and one of many are the same function."""
-    from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 
     values = torch.arange(-(2**15), 2**15, device=CUDA).to(torch.int16).view(torch.bfloat16)
     values = values[values.isfinite()]

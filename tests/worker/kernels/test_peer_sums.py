@@ -18,13 +18,14 @@ from modelserve.sizing.rank_sums import (
     peer_message_bytes,
     peer_rows_layout,
 )
-from modelserve_worker.execution import process_group
-from modelserve_worker.kernels import cuda_kernel, peer_rows, peer_sums
-from modelserve_worker.kernels.elementwise import PlainElementwise
-from modelserve_worker.kernels.peer_rows import PeerRows
-from modelserve_worker.kernels.peer_sums import PeerBuffers, PeerSums
+from modelserve_worker.kernels.compiling import cuda_kernel
+from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
+from modelserve_worker.kernels.peers import peer_rows, peer_sums
+from modelserve_worker.kernels.peers.peer_rows import PeerRows
+from modelserve_worker.kernels.peers.peer_sums import PeerBuffers, PeerSums
 from modelserve_worker.layers.parallel import TensorParallel, sum_in_rank_order
 from modelserve_worker.layers.partial_sums import PartialSums
+from modelserve_worker.ranks import process_group
 
 EPS = 1e-6
 REGISTERS = 65_536  # of a multiprocessor

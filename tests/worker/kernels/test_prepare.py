@@ -8,8 +8,8 @@ from attention_cases import ints, layout
 from paged_case import PagedCase, rope
 from torch import Tensor
 
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
 from modelserve_worker.kernels.step import Step
 
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from modelserve_worker.kernels.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, LookupDoor, PlainLookup
-from modelserve_worker.kernels.prompt_lookup_triton import TritonLookup
+from modelserve_worker.kernels.sampling.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, LookupDoor, PlainLookup
+from modelserve_worker.kernels.sampling.prompt_lookup_triton import TritonLookup
 
 SLOTS, LENGTH = 6, 70
 DOORS = [PlainLookup(), TritonLookup()]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels import row_blocks
-from modelserve_worker.kernels.row_blocks import grouped_product, plain_product
+from modelserve_worker.kernels.products import row_blocks
+from modelserve_worker.kernels.products.row_blocks import grouped_product, plain_product
 
 BLOCKS = {4, 8, 16, 32, 64, 128, 256}
 

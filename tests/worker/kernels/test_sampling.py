@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
-from modelserve_worker.execution.sampler import Sampler
-from modelserve_worker.execution.token_masks import TokenMaskBuffer
-from modelserve_worker.kernels.counter_random import gumbel_noise
-from modelserve_worker.kernels.sampling import PlainSampling
-from modelserve_worker.kernels.sampling_triton import TritonSampling
+from modelserve_worker.kernels.sampling.counter_random import gumbel_noise
+from modelserve_worker.kernels.sampling.sampling import PlainSampling
+from modelserve_worker.kernels.sampling.sampling_triton import TritonSampling
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.step.sampler import Sampler
+from modelserve_worker.step.token_masks import TokenMaskBuffer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAP = 30.0

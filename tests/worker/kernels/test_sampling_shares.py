@@ -12,10 +12,16 @@ import torch
 
 from modelserve.sizing.activation import TOP_K_CAPACITY
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
-from modelserve_worker.execution.sampling_slots import SamplingSlots
-from modelserve_worker.kernels.sampling import CandidateRows, PlainSampling, SamplingDoor, draw_tokens, softcapped
-from modelserve_worker.kernels.sampling_triton import TritonSampling
+from modelserve_worker.kernels.sampling.sampling import (
+    CandidateRows,
+    PlainSampling,
+    SamplingDoor,
+    draw_tokens,
+    softcapped,
+)
+from modelserve_worker.kernels.sampling.sampling_triton import TritonSampling
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.step.sampling_slots import SamplingSlots
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAP = 30.0

@@ -15,10 +15,10 @@ from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels import attention_triton as doors
-from modelserve_worker.kernels.attention_door import AttentionDoor
-from modelserve_worker.kernels.linear_rows_sm90 import dense_rows
-from modelserve_worker.kernels.sliding_decode_sm90 import DecodeKernel
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.hopper.sliding_decode_sm90 import DecodeKernel
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 from modelserve_worker.kernels.step import Step
 
 WIDTH, EPS, MOST_ROWS = 256, 1e-6, 4

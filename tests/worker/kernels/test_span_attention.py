@@ -13,7 +13,7 @@ from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import AttentionTile
-from modelserve_worker.kernels import attention_triton as doors
+from modelserve_worker.kernels.attention import triton_launches as doors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPUTE = torch.bfloat16 if DEVICE == "cuda" else torch.float32

@@ -16,8 +16,8 @@ import pytest
 import torch
 from hopper import on_hopper
 
-from modelserve_worker.kernels import cuda_kernel
-from modelserve_worker.kernels.cuda_kernel import CudaSource, launch, pointer
+from modelserve_worker.kernels.compiling import cuda_kernel
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
 
 WORDS = 8192  # 32 KB
 ROUNDS = 10_000

@@ -16,7 +16,7 @@ import ctypes, shutil, sys
 from pathlib import Path
 import torch
 torch.zeros(1, device="cuda")  # a context
-from modelserve_worker.kernels import cuda_kernel
+from modelserve_worker.kernels.compiling import cuda_kernel
 folder = Path(sys.argv[1])
 shutil.copytree(cuda_kernel.FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
 shutil.copy(sys.argv[2], folder)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from triton.runtime.jit import JITCallable, JITFunction
 
 if TYPE_CHECKING:
-    from modelserve_worker.kernels.cuda_kernel import CudaSource  # imports torch
+    from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource  # imports torch
 
 OWN = "modelserve_worker.kernels"
 FP8_CACHE_CAPABILITY = 89  # the least that computes with e4m3
@@ -159,7 +159,7 @@ def launches_of(case: Case, capability: int) -> list[Traced | Source]:
     from modelserve.engine_args import EngineArgs
     from modelserve.published import published_model
     from modelserve.weight_format import WeightFormat
-    from modelserve_worker.execution.kernel_trace import KernelLaunch, kernel_launches
+    from modelserve_worker.startup.kernel_trace import KernelLaunch, kernel_launches
 
     arguments = {"max_num_seqs": 8, "max_num_batched_tokens": 320} | case.arguments
     if arguments.get("kv_cache_dtype") == "fp8_e4m3" and capability < FP8_CACHE_CAPABILITY:
@@ -186,7 +186,7 @@ def launches_of_file(name: str, capability: int) -> list[Traced]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from modelserve_worker.execution.kernel_trace import KernelLaunch, Launch, launches_go_to
+    from modelserve_worker.startup.kernel_trace import KernelLaunch, Launch, launches_go_to
 
     found: list[Launch] = []
     module = kernel_module(name)

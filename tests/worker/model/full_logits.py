@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.batch import ScheduledBatch
-from modelserve_worker.execution.model_runner import GPUModelRunner
-from modelserve_worker.kernels.sampling import softcapped
+from modelserve_worker.kernels.sampling.sampling import softcapped
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.runner.model_runner import GPUModelRunner
 
 
 @torch.no_grad()

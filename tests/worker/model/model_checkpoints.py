@@ -16,11 +16,11 @@ from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.inspection import read_weight_format
-from modelserve_worker.execution.loader import load_model
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as Gemma4
+from modelserve_worker.weights.loader import load_model
 
 WINDOW = 9
 S, F = "sliding_attention", "full_attention"

@@ -16,13 +16,13 @@ from torch import Tensor
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
+from modelserve_worker.cache.host_memory import HostMemory
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.embedded_spans import EmbeddedSpan
-from modelserve_worker.execution.host_memory import HostMemory
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 

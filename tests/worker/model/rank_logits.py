@@ -13,9 +13,9 @@ from dense_attention import dense_logits, last_logits
 from model_checkpoints import load_checkpoint
 from torch import Tensor
 
-from modelserve_worker.execution.process_group import join_tensor_parallel
-from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
 from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.ranks.process_group import join_tensor_parallel
 
 Case = tuple[Path, list[int]]
 Work = Callable[[TensorParallel], list[Tensor]]

@@ -25,10 +25,10 @@ from rank_logits import on_every_rank
 from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.execution.sampler import Sampler, SamplerOutput
-from modelserve_worker.execution.token_masks import TokenMaskBuffer, TokenMasks
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.request import SamplingParams
+from modelserve_worker.step.sampler import Sampler, SamplerOutput
+from modelserve_worker.step.token_masks import TokenMaskBuffer, TokenMasks
 
 ROWS = 64
 VOCABULARY = 1024

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from modelserve.errors import InvalidInput
 from modelserve.published import assistant_of
 from modelserve.sizing.assistant import assistant_weight_bytes, drafter_buffer_bytes
-from modelserve_worker.execution.assistant_drafter import AssistantDrafter
-from modelserve_worker.execution.loader import load_assistant
-from modelserve_worker.execution.weights import InvalidCheckpoint
+from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import CentroidHead, Gemma4Assistant
+from modelserve_worker.weights.files import InvalidCheckpoint
+from modelserve_worker.weights.loader import load_assistant
 
 
 @pytest.mark.parametrize("variant", ["E2B", "E4B", "12B", "26B-A4B", "31B"])

@@ -11,12 +11,12 @@ from dense_attention import DenseAttention, dense_logits
 from model_checkpoints import VARIANTS, random_tokens, read_architecture
 from torch import Tensor
 
-from modelserve_worker.execution import weights_dummy
-from modelserve_worker.execution.loader import load_model
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import weight_sources
+from modelserve_worker.weights import dummy as weights_dummy
+from modelserve_worker.weights.loader import load_model
 
 
 def dummy(directory: Path, *, rank: int = 0, size: int = 1, seed: int = 0) -> Gemma4ForCausalLM:

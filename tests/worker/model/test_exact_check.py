@@ -7,9 +7,9 @@ import torch
 from model_checkpoints import load_checkpoint, make_checkpoint
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.kernels.exact_products import PlainExactProducts
-from modelserve_worker.kernels.experts import ExactExperts
+from modelserve_worker.kernels.experts.experts import ExactExperts
 from modelserve_worker.kernels.operations import PLAIN_EXACT, MatrixProducts
+from modelserve_worker.kernels.products.exact_products import PlainExactProducts
 from modelserve_worker.models.exact_check import check_exact, of_one_expert
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS
-from modelserve_worker.kernels.experts import ExpertDoors, PlainExperts
-from modelserve_worker.kernels.experts_triton import TILES, TritonExperts
+from modelserve_worker.kernels.experts.experts import ExpertDoors, PlainExperts
+from modelserve_worker.kernels.experts.experts_triton import TILES, TritonExperts
 from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.norm import RMSNorm

@@ -13,7 +13,7 @@ from test_prefix_logits import TOLERANCE, largest_difference, model_of
 
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
-from modelserve_worker.scheduling.host_restores import HostRestores
+from modelserve_worker.scheduling.tiers.host_restores import HostRestores
 
 Checkpoint = Callable[[str], Path]
 

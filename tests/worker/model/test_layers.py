@@ -8,9 +8,9 @@ from torch import Tensor
 
 from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
-from modelserve_worker.kernels import row_blocks
-from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts, Shares
-from modelserve_worker.kernels.row_blocks import grouped_product
+from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice, PlainExperts, Shares
+from modelserve_worker.kernels.products import row_blocks
+from modelserve_worker.kernels.products.row_blocks import grouped_product
 from modelserve_worker.layers.moe import Experts, Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import Shard, TensorParallel

@@ -24,13 +24,13 @@ from modelserve.checkpoint_files import INDEX_FILE as INDEX
 from modelserve.checkpoint_files import read_header
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
-from modelserve_worker.execution import weights_reading
-from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.weights import InvalidCheckpoint
-from modelserve_worker.execution.weights_progress import LoadProgress
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4_checkpoint import weight_sources
+from modelserve_worker.weights import reading as weights_reading
+from modelserve_worker.weights.files import InvalidCheckpoint
+from modelserve_worker.weights.loader import load_model
+from modelserve_worker.weights.progress import LoadProgress
 
 IDS = random_tokens(24, seed=9)
 CPU = torch.device("cpu")
@@ -376,8 +376,8 @@ def test_stalled_storage_ends_the_process_with_its_reason(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "model.safetensors")
     code = (
         "from pathlib import Path\n"
-        "from modelserve_worker.execution.weights import CheckpointFiles\n"
-        "from modelserve_worker.execution.weights_progress import LoadProgress\n"
+        "from modelserve_worker.weights.files import CheckpointFiles\n"
+        "from modelserve_worker.weights.progress import LoadProgress\n"
         "with LoadProgress(stall_limit_s=0.3) as progress:\n"
         f"    CheckpointFiles.scan(Path({str(tmp_path)!r}), opening=lambda file: progress.reading(str(file)))\n"
     )

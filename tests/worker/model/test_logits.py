@@ -16,7 +16,7 @@ from rank_logits import last_logits_of_kept_rows, logits_of_kept_rows, tensor_pa
 from torch import Tensor
 
 from modelserve.weight_format import StoredType
-from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
 from modelserve_worker.layers import attention as attention_layer
 
 TOLERANCE = 1e-4
@@ -44,7 +44,7 @@ def test_logits_equal_the_reference(variant: str, length: int, checkpoint: Check
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on CPU tensors in Triton's interpreter only")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_through_the_kernels_equal_the_reference(variant: str, checkpoint: Checkpoint) -> None:
-    from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+    from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
     directory, ids = checkpoint(variant), random_tokens(WINDOW + 1, seed=7)
     model = load_checkpoint(directory, operations=ChosenOperations(elementwise=TritonElementwise()))

@@ -27,9 +27,9 @@ from paged_logits import (
 from rank_logits import on_every_rank
 from torch import Tensor
 
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.model_runner import GPUModelRunner
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 

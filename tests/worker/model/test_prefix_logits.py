@@ -12,7 +12,7 @@ from paged_logits import Traffic, expected, geometry_of, model_of, replay, sessi
 from torch import Tensor
 
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.scheduling import block_tails
+from modelserve_worker.scheduling.prefix import block_tails
 
 TOLERANCE = 1e-4
 

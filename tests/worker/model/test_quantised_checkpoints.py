@@ -28,10 +28,10 @@ from modelserve.inspection import inspect_checkpoint, read_weight_format
 from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import weight_bytes
 from modelserve.weight_format import TextLinear
-from modelserve_worker.execution.loader import load_model
-from modelserve_worker.execution.weights import InvalidCheckpoint
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
+from modelserve_worker.weights.files import InvalidCheckpoint
+from modelserve_worker.weights.loader import load_model
 
 TOLERANCE = 1e-4
 IDS = random_tokens(20, seed=20)

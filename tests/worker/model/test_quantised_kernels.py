@@ -14,10 +14,10 @@ from quantise import quantise
 from torch import Tensor
 
 from modelserve.weight_format import StoredType
-from modelserve_worker.kernels.experts import NO_EXPERT, Choice, PlainExperts
-from modelserve_worker.kernels.fp8_linear_triton import fp8_grouped, fp8_unpacked_product
-from modelserve_worker.kernels.int4_linear_triton import int4_fused_product, int4_grouped
-from modelserve_worker.kernels.linear_tiles import SharedBuffers
+from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice, PlainExperts
+from modelserve_worker.kernels.products.fp8_linear_triton import fp8_grouped, fp8_unpacked_product
+from modelserve_worker.kernels.products.int4_linear_triton import int4_fused_product, int4_grouped
+from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 CAPABILITY = 80

@@ -15,8 +15,8 @@ from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, tile_padding_bytes
 from modelserve.sizing.weights import weight_bytes
 from modelserve.weight_format import WeightFormat, int4
-from modelserve_worker.kernels.linear_tiles import SharedBuffers
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM

@@ -14,7 +14,7 @@ from span_reference import prompt_of, random_span, spanned_logits
 
 from modelserve_worker.embedded_spans import EmbeddedSpan
 from modelserve_worker.request import Request, SamplingParams
-from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 
 LENGTH, PAGE = 220, 64
 

@@ -34,17 +34,17 @@ from modelserve.published import published_model, published_uris
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
 from modelserve.weight_format import WeightFormat, dense_format
+from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine import event_publisher
-from modelserve_worker.execution.accelerator_check import DeviceFacts, check_accelerator
-from modelserve_worker.execution.device import kernel_table, select_device, select_geometry, with_compute_dtype
-from modelserve_worker.execution.kv_cache import KVCache
-from modelserve_worker.execution.memory import negotiate_model_len
-from modelserve_worker.execution.profile_steps import heaviest_steps
-from modelserve_worker.execution.rank_ring import check_ranks
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.ranks.ring import check_ranks
+from modelserve_worker.startup.accelerator_check import DeviceFacts, check_accelerator
+from modelserve_worker.startup.device import kernel_table, select_device, select_geometry, with_compute_dtype
+from modelserve_worker.startup.memory import negotiate_model_len
+from modelserve_worker.startup.profile_steps import heaviest_steps
 from modelserve_worker.terminal_error import TerminalError
 
 PAIRS = 2000
@@ -52,8 +52,8 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "ppc64le": "ppc64le"}
 _MAIN = "modelserve_worker.__main__"
 STARTS = (
     f"{_MAIN}:_parse", f"{_MAIN}:_read_checkpoint", f"{_MAIN}:_settled", f"{_MAIN}:_read_model",
-    "modelserve_worker.optional_drafter:without_missing_drafter", "modelserve_worker.engine_startup:build_engine",
-    "modelserve_worker.execution.ranks:_worker_main",
+    "modelserve_worker.drafters.optional_drafter:without_missing_drafter",
+    "modelserve_worker.engine_startup:build_engine", "modelserve_worker.startup.replica:_worker_main",
 )  # fmt: skip
 
 

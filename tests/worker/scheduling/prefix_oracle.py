@@ -10,11 +10,11 @@ import pytest
 from prefix_sessions import MODEL, Sessions
 
 from modelserve_worker.request import Request
-from modelserve_worker.scheduling.arena import Page
-from modelserve_worker.scheduling.eviction_order import NOTHING
-from modelserve_worker.scheduling.prefix_cache import PrefixCache
-from modelserve_worker.scheduling.tails import Hit, Tail
-from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.pages.arena import Page
+from modelserve_worker.scheduling.prefix.eviction_order import NOTHING
+from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
+from modelserve_worker.scheduling.prefix.tails import Hit, Tail
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 
 
 @dataclass

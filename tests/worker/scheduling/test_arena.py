@@ -15,7 +15,7 @@ from stamped_device import StampedModel
 from modelserve.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import PageMove, TableUpdates
-from modelserve_worker.scheduling.arena import OutOfPagesError, Page, PageArena
+from modelserve_worker.scheduling.pages.arena import OutOfPagesError, Page, PageArena
 
 S, G = LayerKind.SLIDING, LayerKind.GLOBAL
 MODEL = StampedModel((S, G))

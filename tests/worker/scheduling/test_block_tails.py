@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from modelserve_worker.scheduling.block_tails import BlockTails
-from modelserve_worker.scheduling.tails import Block, Tail
-from modelserve_worker.scheduling.token_chain import SpanMark
+from modelserve_worker.scheduling.prefix.block_tails import BlockTails
+from modelserve_worker.scheduling.prefix.tails import Block, Tail
+from modelserve_worker.scheduling.prefix.token_chain import SpanMark
 
 START, PAGE = 8, 4
 

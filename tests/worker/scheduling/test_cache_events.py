@@ -14,7 +14,7 @@ from prefix_sessions import Sessions, text
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.event_publisher import EventPublisher, event_publisher
 from modelserve_worker.scheduling.cache_events import CacheEvents
-from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.terminal_error import TerminalError
 
 TOPIC = "kv@10.0.0.7:8000@m"

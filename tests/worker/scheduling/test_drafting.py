@@ -21,10 +21,10 @@ from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
 from modelserve_worker.batch import SampledTokens
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.costs.step_costs import MeasuredCosts, PlannedCosts, StepCosts
 from modelserve_worker.scheduling.drafting import LEAST_PROPOSALS, LOW_FOR_S, Drafting
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.stats import TimedStep
-from modelserve_worker.scheduling.step_costs import MeasuredCosts, PlannedCosts, StepCosts
 
 K = 8
 

@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from modelserve_worker.scheduling.eviction_order import COPY, NOTHING, ROWS, EvictionOrder
-from modelserve_worker.scheduling.tails import Block, Tail
+from modelserve_worker.scheduling.prefix.eviction_order import COPY, NOTHING, ROWS, EvictionOrder
+from modelserve_worker.scheduling.prefix.tails import Block, Tail
 
 
 def tail_of(random: Random) -> Tail[int]:

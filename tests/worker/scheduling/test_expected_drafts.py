@@ -13,8 +13,8 @@ from modelserve.planning.step_time import RankSpeed
 from modelserve.published import assistant_of
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
+from modelserve_worker.scheduling.costs.step_costs import PlannedCosts
 from modelserve_worker.scheduling.drafting import Drafting
-from modelserve_worker.scheduling.step_costs import PlannedCosts
 
 SLOTS, CONTEXT = 64, 2000.0
 

@@ -10,7 +10,7 @@ from stamped_host import StampedHost
 
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.request import Request
-from modelserve_worker.scheduling.host_copies import STALLED_S
+from modelserve_worker.scheduling.tiers.host_copies import STALLED_S
 
 PREFIX = text(1, 2_016)
 ANSWER = text(4, 40)

@@ -12,10 +12,10 @@ from stamped_host import StampedHost
 from test_traffic import Traffic
 
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.host_copies import Copy
-from modelserve_worker.scheduling.host_stores import HostStores
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers.host_copies import Copy
+from modelserve_worker.scheduling.tiers.host_stores import HostStores
 
 
 class HostTraffic(Traffic):

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from modelserve_worker.scheduling import known_texts
-from modelserve_worker.scheduling.known_texts import KnownTexts
-from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.prefix import known_texts
+from modelserve_worker.scheduling.prefix.known_texts import KnownTexts
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 
 PAGE = 4
 

@@ -18,7 +18,7 @@ from modelserve_worker.batch import SampledTokens
 from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.mixed_pace import FEWEST_ROWS, MixedPace
+from modelserve_worker.scheduling.costs.mixed_pace import FEWEST_ROWS, MixedPace
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.stats import TimedStep
 from modelserve_worker.step_seconds import StepSeconds

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from stamped_device import StampedModel
 
 from modelserve.architecture import LayerKind
-from modelserve_worker.scheduling.arena import OutOfPagesError, PageArena
-from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.pages.arena import OutOfPagesError, PageArena
+from modelserve_worker.scheduling.pages.page_table import PageTable
 
 S, G = LayerKind.SLIDING, LayerKind.GLOBAL
 

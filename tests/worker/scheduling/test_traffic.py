@@ -17,12 +17,12 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.batch import NOT_A_NUMBER, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.drafting import Drafting
-from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.pages.arena import Page, PageArena
+from modelserve_worker.scheduling.pages.page_table import PageTable
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.scheduling.token_chain import TokenChain
 
 S, G = LayerKind.SLIDING, LayerKind.GLOBAL
 EOS = 1

@@ -13,7 +13,7 @@ from stamped_device import StampedModel
 from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
 from modelserve_worker.embedded_spans import EmbeddedSpan
-from modelserve_worker.execution.rank_messages import decode_batch, encode_batch
+from modelserve_worker.ranks.messages import decode_batch, encode_batch
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler

@@ -24,7 +24,7 @@ from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
-from modelserve_worker.server.connections import Connection, Connections
+from modelserve_worker.server.http.connections import Connection, Connections
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text

@@ -11,8 +11,8 @@ from typing import Any
 from modelserve_tools.tiny.tokenizer_files import build_tokenizer
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput
+from modelserve_worker.server.answers.sequences import SequenceRunner
 from modelserve_worker.server.inference import Answer
-from modelserve_worker.server.sequences import SequenceRunner
 from modelserve_worker.server.state import ServedModel
 
 Steps = Sequence[Sequence[Sequence[int]]]

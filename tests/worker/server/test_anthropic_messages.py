@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from modelserve_worker.server.anthropic.request import MessagesRequest
-from modelserve_worker.server.protocol import ChatCompletionRequest
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 
 CALL = '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>'
 SAYS = f"<|channel>thought\nI should look.<channel|>Wait.{CALL}<|tool_response>"

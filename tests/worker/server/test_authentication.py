@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.server import authentication
-from modelserve_worker.server.authentication import OPEN_PATHS, ApiKeys
+from modelserve_worker.server.http import authentication
+from modelserve_worker.server.http.authentication import OPEN_PATHS, ApiKeys
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServerState
 

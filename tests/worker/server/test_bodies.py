@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from modelserve_worker.engine_client import EngineBusy
-from modelserve_worker.server import body_limits, request_body
-from modelserve_worker.server.body_limits import OpenBodies, largest_body_bytes
-from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server import request_body
+from modelserve_worker.server.errors.errors import ApiError
+from modelserve_worker.server.http import body_limits
+from modelserve_worker.server.http.body_limits import OpenBodies, largest_body_bytes
 from modelserve_worker.server.json_text import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, structure_excess
 
 JSON = {"content-type": "application/json"}

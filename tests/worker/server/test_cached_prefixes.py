@@ -10,8 +10,8 @@ import pytest
 
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer
-from modelserve_worker.server.preparation import chat_sequences
-from modelserve_worker.server.protocol import ChatCompletionRequest
+from modelserve_worker.server.answers.preparation import chat_sequences
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text

@@ -16,9 +16,9 @@ from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import FIRST_BYTE_ID, SPECIAL_TOKENS, build_tokenizer
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput, TokenLogprobs
-from modelserve_worker.server.chat import ChatAnswer
-from modelserve_worker.server.protocol import ChatCompletionRequest
-from modelserve_worker.server.sequences import SequenceRunner
+from modelserve_worker.server.answers.chat import ChatAnswer
+from modelserve_worker.server.answers.sequences import SequenceRunner
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.text.checkpoint_text import CheckpointText, SamplingDefaults

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from modelserve_worker.server.chunk_writer import ChunkWriter
+from modelserve_worker.server.http.chunk_writer import ChunkWriter
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "naïve ☃ text", "max_tokens": 40},

@@ -17,8 +17,8 @@ import pytest
 
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.app import create_app
-from modelserve_worker.server.bounded_log import BoundedLog
-from modelserve_worker.server.connections import Connections, most_connections
+from modelserve_worker.server.http.bounded_log import BoundedLog
+from modelserve_worker.server.http.connections import Connections, most_connections
 from modelserve_worker.server.lifecycle import bind, run_server
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServedModel, ServerState

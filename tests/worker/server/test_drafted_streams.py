@@ -13,13 +13,13 @@ from every_split import CALL, MAX_MODEL_LEN, TOOL, TURN_END, streamed_events
 from modelserve_tools.tiny.tokenizer_files import build_tokenizer
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import FinishReason, Request, RequestOutput
-from modelserve_worker.server.chat import ChatAnswer
-from modelserve_worker.server.completions import CompletionAnswer
+from modelserve_worker.server.answers.chat import ChatAnswer
+from modelserve_worker.server.answers.completions import CompletionAnswer
+from modelserve_worker.server.answers.sequences import SequenceRunner
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.inference import Answer
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.responses.answer import ResponsesAnswer
 from modelserve_worker.server.responses.request import ResponsesRequest
-from modelserve_worker.server.sequences import SequenceRunner
 from modelserve_worker.server.state import ServedModel
 
 AT_ONCE, DRAFTS = 4, 5

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from every_split import FIXTURES, MAX_MODEL_LEN, said_at_every_split
 
-from modelserve_worker.server.chat import ChatAnswer
-from modelserve_worker.server.protocol import ChatCompletionRequest
+from modelserve_worker.server.answers.chat import ChatAnswer
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 
 
 def _said(document: dict[str, Any]) -> dict[str, Any]:

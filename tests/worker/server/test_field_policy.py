@@ -10,11 +10,11 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from modelserve_worker.server import field_policy
+from modelserve_worker.server.answers.conversation import template_messages
 from modelserve_worker.server.anthropic.request import MessagesRequest
-from modelserve_worker.server.conversation import template_messages
-from modelserve_worker.server.field_policy import FieldPolicy
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.bodies import field_policy
+from modelserve_worker.server.bodies.field_policy import FieldPolicy
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.responses.request import ResponsesRequest
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -144,7 +144,7 @@ def test_what_would_change_the_answer_is_refused_by_name(http: httpx.Client, bod
 def test_ignored_fields_are_counted_and_named_once_in_the_log(
     server: Any, http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "modelserve_worker.server.ignored_fields")
+    caplog.set_level("INFO", "modelserve_worker.server.bodies.ignored_fields")
     for _ in range(3):
         assert http.post("/v1/chat/completions", json=CHAT | {"store": True}).status_code == 200
     labels = {"model_name": "tiny", "field": "store"}

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from modelserve_worker.server.answers.conversation import template_messages
+from modelserve_worker.server.answers.preparation import chat_prompt, completion_prompts
+from modelserve_worker.server.answers.tokens import TokenizeRequest
 from modelserve_worker.server.anthropic.request import MessagesRequest
-from modelserve_worker.server.conversation import template_messages
-from modelserve_worker.server.errors import ApiError
-from modelserve_worker.server.preparation import chat_prompt, completion_prompts
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.state import ServedModel
-from modelserve_worker.server.tokens import TokenizeRequest
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 from modelserve_worker.text.detokenizer import IncrementalDetokenizer
 

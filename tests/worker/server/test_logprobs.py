@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from modelserve.sizing.front_end import HELD_BYTES_PER_LOGPROB
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
-from modelserve_worker.server import chat, completions, json_text
+from modelserve_worker.server import json_text
+from modelserve_worker.server.answers import chat, completions
+from modelserve_worker.server.answers.logprobs import CompletionLogprobs, prompt_logprobs_list
 from modelserve_worker.server.json_text import to_json, to_json_in_pieces
-from modelserve_worker.server.logprobs import CompletionLogprobs, prompt_logprobs_list
 from modelserve_worker.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((b"a", b"\xf0", b"\xf1", b"\xf2"), frozenset(), {})

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from modelserve_worker.server.message_framing import StrictReceiveBuffer
+from modelserve_worker.server.http.message_framing import StrictReceiveBuffer
 
 SECOND = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"  # what a smuggler hides behind the first request
 TEXT = json.dumps({"model": "tiny", "prompt": "hi", "max_tokens": 2})

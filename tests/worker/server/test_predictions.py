@@ -11,8 +11,8 @@ from trained_answers import MODEL, TrainedModel
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.server.sequences import Reply
-from modelserve_worker.server.usage import chat_usage
+from modelserve_worker.server.answers.sequences import Reply
+from modelserve_worker.server.answers.usage import chat_usage
 
 USER = [{"role": "user", "content": "say it again"}]
 ASKED: dict[str, Any] = {"messages": USER, "max_tokens": 32, "seed": 3, "temperature": 1.0, "min_tokens": 28}

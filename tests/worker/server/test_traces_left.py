@@ -20,12 +20,12 @@ from starlette.routing import Route
 from modelserve_worker.metrics import _TOKEN_SECONDS, WorkerMetrics
 from modelserve_worker.request import FinishReason
 from modelserve_worker.scheduling.stats import StepEvents, TimedStep
-from modelserve_worker.server import access_log
-from modelserve_worker.server.access_log import AccessLog
-from modelserve_worker.server.body_limits import OpenBodies
-from modelserve_worker.server.entrance import Entrance
-from modelserve_worker.server.request_context import RequestContext
-from modelserve_worker.server.tracing import Tracing
+from modelserve_worker.server.http import access_log
+from modelserve_worker.server.http.access_log import AccessLog
+from modelserve_worker.server.http.body_limits import OpenBodies
+from modelserve_worker.server.http.entrance import Entrance
+from modelserve_worker.server.http.request_context import RequestContext
+from modelserve_worker.server.http.tracing import Tracing
 
 Lines = Callable[[int], list[str]]
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 2}

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from modelserve_worker.server.conversation import template_messages
-from modelserve_worker.server.preparation import chat_prompt
-from modelserve_worker.server.protocol import ChatCompletionRequest
+from modelserve_worker.server.answers.conversation import template_messages
+from modelserve_worker.server.answers.preparation import chat_prompt
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text

@@ -25,7 +25,7 @@ from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.units import MIB
-from modelserve_worker.execution.memory_report import MemoryReport
+from modelserve_worker.startup.memory_report import MemoryReport
 
 
 def plan_report(

@@ -18,13 +18,13 @@ from modelserve.assistant import AssistantArchitecture
 from modelserve.sizing.backends.resolve import with_drafter
 from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
 from modelserve.weight_format import StoredType
-from modelserve_worker.kernels.elementwise import ElementwiseDoors, ExactElementwise, PlainElementwise
-from modelserve_worker.kernels.exact_products import PlainExactProducts
-from modelserve_worker.kernels.experts import ExactExperts, ExpertDoors, PlainExperts
-from modelserve_worker.kernels.linear_tiles import SharedBuffers, exact_tile
-from modelserve_worker.kernels.prompt_lookup import LookupDoor, PlainLookup
-from modelserve_worker.kernels.row_blocks import PLAIN_PRODUCTS, ElementProducts
-from modelserve_worker.kernels.sampling import PlainSampling, SamplingDoor
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors, ExactElementwise, PlainElementwise
+from modelserve_worker.kernels.experts.experts import ExactExperts, ExpertDoors, PlainExperts
+from modelserve_worker.kernels.products.exact_products import PlainExactProducts
+from modelserve_worker.kernels.products.linear_tiles import SharedBuffers, exact_tile
+from modelserve_worker.kernels.products.row_blocks import PLAIN_PRODUCTS, ElementProducts
+from modelserve_worker.kernels.sampling.prompt_lookup import LookupDoor, PlainLookup
+from modelserve_worker.kernels.sampling.sampling import PlainSampling, SamplingDoor
 from modelserve_worker.kernels.step_start import PlainStepDoors, StepDoors
 
 NO_KERNELS = KernelTable(capability=None, profile="fast", on_kernels=False, choices=())
@@ -98,7 +98,7 @@ class Operations:
         grouped = any(each.backend is Backend.TRITON and not each.launch for each in of_experts)
         if not self.exact and not grouped:
             return PLAIN_PRODUCTS
-        from modelserve_worker.kernels.exact_products_triton import TritonExactProducts, TritonGroupedProducts
+        from modelserve_worker.kernels.products.exact_products_triton import TritonExactProducts, TritonGroupedProducts
 
         return TritonExactProducts() if self.exact else TritonGroupedProducts()
 
@@ -106,7 +106,7 @@ class Operations:
     def elementwise(self) -> ElementwiseDoors:
         if not self._in_triton(Operation.RESIDUAL_NORM):
             return ExactElementwise() if self.exact else PlainElementwise()
-        from modelserve_worker.kernels.elementwise_triton import TritonElementwise
+        from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
         return TritonElementwise(exact=self.exact)
 
@@ -122,7 +122,7 @@ class Operations:
     def sampling(self) -> SamplingDoor:
         if not self._in_triton(Operation.SAMPLE):
             return PlainSampling()
-        from modelserve_worker.kernels.sampling_triton import TritonSampling
+        from modelserve_worker.kernels.sampling.sampling_triton import TritonSampling
 
         return TritonSampling()
 
@@ -131,7 +131,7 @@ class Operations:
         """Of requests' own tokens: kernels where those of a step's tokens are."""
         if not self._in_triton(Operation.TOKENS):
             return PlainLookup()
-        from modelserve_worker.kernels.prompt_lookup_triton import TritonLookup
+        from modelserve_worker.kernels.sampling.prompt_lookup_triton import TritonLookup
 
         return TritonLookup()
 
@@ -139,7 +139,7 @@ class Operations:
     def experts(self) -> ExpertDoors:
         if not self._in_triton(Operation.ROUTE):
             return ExactExperts() if self.exact else PlainExperts()
-        from modelserve_worker.kernels.experts_triton import TritonExperts
+        from modelserve_worker.kernels.experts.experts_triton import TritonExperts
 
         few = (each for each in self.table.of(Operation.EXPERTS) if not each.takes_dense)
         streamed = (each.most_rows or 0 for each in few if each.backend is Backend.HOPPER)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve_worker.kernels.dependent_launch import launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.step import Draws
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin

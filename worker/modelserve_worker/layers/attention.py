@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.weight_format import TextLinear
-from modelserve_worker.kernels.elementwise import rms_normalize
+from modelserve_worker.kernels.elementwise.elementwise import rms_normalize
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.norm import RMSNorm

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from modelserve.architecture import ModelArchitecture
 from modelserve.weight_format import TextLinear
-from modelserve_worker.kernels.experts import (
+from modelserve_worker.kernels.experts.experts import (
     AddedNorms,
     BranchMatrices,
     BranchNorms,

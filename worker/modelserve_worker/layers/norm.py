@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from modelserve_worker.kernels.elementwise import PlainElementwise
+from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
 from modelserve_worker.layers.placement import Placement
 
 

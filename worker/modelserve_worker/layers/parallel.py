@@ -16,8 +16,8 @@ from torch import Tensor
 from modelserve.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from modelserve_worker.kernels.peer_rows import PeerRows  # CUDA, on GPUs alone
-    from modelserve_worker.kernels.peer_sums import PeerSums
+    from modelserve_worker.kernels.peers.peer_rows import PeerRows  # CUDA, on GPUs alone
+    from modelserve_worker.kernels.peers.peer_sums import PeerSums
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
 from modelserve_worker.layers.parallel import TensorParallel
 
 if TYPE_CHECKING:
-    from modelserve_worker.kernels.peer_rows import PeerRows  # CUDA, on GPUs alone
+    from modelserve_worker.kernels.peers.peer_rows import PeerRows  # CUDA, on GPUs alone
 
 
 class PartialSums:

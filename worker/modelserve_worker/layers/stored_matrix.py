@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
-from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.fp8_linear import Fp8Pairs, e4m3_precision, repack_fp8
-from modelserve_worker.kernels.int4_linear import (
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.operations import MatrixProducts
+from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs, e4m3_precision, repack_fp8
+from modelserve_worker.kernels.products.int4_linear import (
     Int4Tiles,
     nibbles,
     packed_nibbles,
     repack_int4,
     unpack_nibbles,
 )
-from modelserve_worker.kernels.operations import MatrixProducts
 from modelserve_worker.layers.placement import Placement
 
 PACKED = 8  # int4 elements of an int32

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.exact_products import check_places
+from modelserve_worker.kernels.products.exact_products import check_places
 from modelserve_worker.layers.moe import Router
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.stored_matrix import StoredMatrix

@@ -19,9 +19,9 @@ from modelserve.sizing.backends.table import HEAD
 from modelserve.sizing.dequantisation import workspace_bytes
 from modelserve.sizing.weights import tensor_parallel_problem
 from modelserve.weight_format import StoredType, TextLinear
-from modelserve_worker.kernels.elementwise import ElementwiseDoors
-from modelserve_worker.kernels.experts import Routed
-from modelserve_worker.kernels.row_codec import v_only_columns
+from modelserve_worker.kernels.attention.row_codec import v_only_columns
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.experts.experts import Routed
 from modelserve_worker.kernels.step import EmbeddedRows, Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding

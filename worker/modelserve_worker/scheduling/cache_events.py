@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from modelserve_worker.scheduling.arena import Page
-from modelserve_worker.scheduling.tails import Block, Tail
-from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.pages.arena import Page
+from modelserve_worker.scheduling.prefix.tails import Block, Tail
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 
 Event = dict[str, Any]
 GROUP = {"medium": "GPU", "group_idx": 0}

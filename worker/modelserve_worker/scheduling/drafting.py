@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from modelserve.sizing.speculation import STEP_DRAFTS
 from modelserve_worker.batch import Int32Array, SampledTokens
+from modelserve_worker.scheduling.costs.step_costs import StepCosts
 from modelserve_worker.scheduling.stats import TimedStep
-from modelserve_worker.scheduling.step_costs import StepCosts
 
 LOW_ACCEPTANCE = 0.05
 LOW_FOR_S = 120.0

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from modelserve_worker.batch import Int32Array
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request
-from modelserve_worker.scheduling.arena import Page
-from modelserve_worker.scheduling.host_tier import HostCopies
+from modelserve_worker.scheduling.pages.arena import Page
+from modelserve_worker.scheduling.prefix.tails import Hit
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
-from modelserve_worker.scheduling.tails import Hit
+from modelserve_worker.scheduling.tiers.host_tier import HostCopies
 
 NO_SLOTS = np.zeros(0, dtype=np.int32)
 NO_COPIES = HostCopies()

@@ -27,7 +27,7 @@ import numpy as np
 from modelserve.planning.prompt_rows import PromptCost
 from modelserve_worker.batch import Int32Array
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.mixed_pace import FEWEST_ROWS, MixedPace
+from modelserve_worker.scheduling.costs.mixed_pace import FEWEST_ROWS, MixedPace
 from modelserve_worker.scheduling.running import SlotCounters
 
 _ROUNDING = 1e-6  # of a row: what floating point may lose of a whole one

@@ -21,16 +21,16 @@ from modelserve_worker.batch import Int32Array
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.arena import Page, PageArena
 from modelserve_worker.scheduling.cache_events import CacheEvents
-from modelserve_worker.scheduling.host_tier import HostCopies, HostTier
-from modelserve_worker.scheduling.known_texts import KnownTexts
 from modelserve_worker.scheduling.no_reuse import NO_COPIES, NO_SLOTS, NoReuse
-from modelserve_worker.scheduling.prefix_cache import PrefixCache
+from modelserve_worker.scheduling.pages.arena import Page, PageArena
+from modelserve_worker.scheduling.prefix.known_texts import KnownTexts
+from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
+from modelserve_worker.scheduling.prefix.tail_index import LEAST_GAP_PAGES
+from modelserve_worker.scheduling.prefix.tails import Hit
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
-from modelserve_worker.scheduling.tail_index import LEAST_GAP_PAGES
-from modelserve_worker.scheduling.tails import Hit
-from modelserve_worker.scheduling.token_chain import TokenChain
+from modelserve_worker.scheduling.tiers.host_tier import HostCopies, HostTier
 
 _TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
 

@@ -23,12 +23,12 @@ from modelserve_worker.batch import (
 )
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 from modelserve_worker.request import Request, TokenConstraint
-from modelserve_worker.scheduling.arena import PageArena
 from modelserve_worker.scheduling.drafting import Drafting
-from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.pages.arena import PageArena
+from modelserve_worker.scheduling.pages.page_table import PageTable
+from modelserve_worker.scheduling.prefix.trail import Trail
 from modelserve_worker.scheduling.prompt_spans import has_embedded_rows, span_rows
 from modelserve_worker.scheduling.stopping import Stopping
-from modelserve_worker.scheduling.trail import Trail
 
 _NOTHING = np.zeros(0, dtype=np.int32)
 

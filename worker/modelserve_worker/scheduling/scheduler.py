@@ -59,18 +59,18 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
-from modelserve_worker.scheduling.arena import PageArena
+from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
+from modelserve_worker.scheduling.costs.step_costs import StepCosts
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.held_back import HeldBack
-from modelserve_worker.scheduling.mixed_pace import MixedPace
 from modelserve_worker.scheduling.no_reuse import NoReuse
-from modelserve_worker.scheduling.page_table import PageTable
+from modelserve_worker.scheduling.pages.arena import PageArena
+from modelserve_worker.scheduling.pages.page_table import PageTable
 from modelserve_worker.scheduling.prefill import prefill_shares
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.request_queue import RequestQueue
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents, Totals
-from modelserve_worker.scheduling.step_costs import StepCosts
 from modelserve_worker.scheduling.stopping import Stopping
 from modelserve_worker.scheduling.whole_spans import WholeSpans
 

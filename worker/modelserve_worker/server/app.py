@@ -17,32 +17,38 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from modelserve_worker.metrics import WorkerMetrics
-from modelserve_worker.server.access_log import AccessLog
+from modelserve_worker.server.answers.chat import ChatAnswer
+from modelserve_worker.server.answers.completions import CompletionAnswer
+from modelserve_worker.server.answers.tokens import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
 from modelserve_worker.server.anthropic.answer import MessagesAnswer
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest, count_tokens
-from modelserve_worker.server.authentication import ApiKeys, Authentication
-from modelserve_worker.server.body_limits import OpenBodies
-from modelserve_worker.server.chat import ChatAnswer
-from modelserve_worker.server.completions import CompletionAnswer
-from modelserve_worker.server.entrance import Entrance
-from modelserve_worker.server.error_response import error_response
-from modelserve_worker.server.errors import ApiError
-from modelserve_worker.server.field_policy import FieldPolicy
+from modelserve_worker.server.bodies.field_policy import FieldPolicy
+from modelserve_worker.server.bodies.ignored_fields import IgnoredFields
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.errors.error_response import error_response
+from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.health import health, load, plan, ready, show_version
-from modelserve_worker.server.ignored_fields import IgnoredFields
+from modelserve_worker.server.http.access_log import AccessLog
+from modelserve_worker.server.http.authentication import ApiKeys, Authentication
+from modelserve_worker.server.http.body_limits import OpenBodies
+from modelserve_worker.server.http.entrance import Entrance
+from modelserve_worker.server.http.loading_gate import LoadingGate
+from modelserve_worker.server.http.streaming import EventStreamResponse
+from modelserve_worker.server.http.tracing import Tracing
 from modelserve_worker.server.inference import answer, as_api_error, result
 from modelserve_worker.server.json_text import to_json
-from modelserve_worker.server.loading_gate import LoadingGate
 from modelserve_worker.server.openapi import openapi_document
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.responses.answer import ResponsesAnswer
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import ServerState
-from modelserve_worker.server.streaming import EventStreamResponse
-from modelserve_worker.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
-from modelserve_worker.server.tracing import Tracing
 
 
 def create_app(

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
-from modelserve_worker.server.authentication import ApiKeys
+from modelserve_worker.server.http.authentication import ApiKeys
 from modelserve_worker.server.settings import DoorSettings
 
 API_KEY_FILE_VARIABLE = "MODELSERVE_API_KEY_FILE"

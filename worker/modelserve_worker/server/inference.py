@@ -13,22 +13,22 @@ from starlette.responses import Response
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineBusy, EngineDead
+from modelserve_worker.server.answers.preparation import SequenceSpec
+from modelserve_worker.server.answers.sequences import GenerationError, Reply, SequenceRunner
+from modelserve_worker.server.answers.tokens import DetokenizeRequest, TokenizeRequest
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
-from modelserve_worker.server.errors import ApiError, from_validation, internal_error, unavailable
-from modelserve_worker.server.json_text import to_json
-from modelserve_worker.server.preparation import SequenceSpec
-from modelserve_worker.server.protocol import ChatCompletionRequest, CompletionRequest
-from modelserve_worker.server.request_body import RequestBodies
-from modelserve_worker.server.request_context import CLIENT_LEFT, RequestContext
-from modelserve_worker.server.responses.request import ResponsesRequest
-from modelserve_worker.server.sequences import GenerationError, Reply, SequenceRunner
-from modelserve_worker.server.state import ServerState
-from modelserve_worker.server.streaming import (
+from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.errors.errors import ApiError, from_validation, internal_error, unavailable
+from modelserve_worker.server.http.request_context import CLIENT_LEFT, RequestContext
+from modelserve_worker.server.http.streaming import (
     ClientDisconnectError,
     EventStreamResponse,
     run_until_disconnect,
 )
-from modelserve_worker.server.tokens import DetokenizeRequest, TokenizeRequest
+from modelserve_worker.server.json_text import to_json
+from modelserve_worker.server.request_body import RequestBodies
+from modelserve_worker.server.responses.request import ResponsesRequest
+from modelserve_worker.server.state import ServerState
 
 log = logging.getLogger(__name__)
 AnswerBody = TypeVar("AnswerBody", CompletionRequest, ChatCompletionRequest, ResponsesRequest, MessagesRequest)

@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from modelserve_worker.server.bounded_log import bound_logs
-from modelserve_worker.server.connections import (
+from modelserve_worker.server.draining import CloseWhileDraining, drain
+from modelserve_worker.server.http.bounded_log import bound_logs
+from modelserve_worker.server.http.connections import (
     ACCEPTED_AT_ONCE,
     Connection,
     Connections,
     most_connections,
     raise_descriptor_limit,
 )
-from modelserve_worker.server.draining import CloseWhileDraining, drain
 from modelserve_worker.server.settings import DoorSettings
 from modelserve_worker.server.state import Phase, ServerState
 

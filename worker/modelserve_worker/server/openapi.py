@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from modelserve_worker.server.answers.tokens import DetokenizeRequest, TokenizeRequest
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
-from modelserve_worker.server.protocol import LARGEST_COUNT, ChatCompletionRequest, CompletionRequest
-from modelserve_worker.server.response_schemas import SCHEMAS
+from modelserve_worker.server.bodies.protocol import LARGEST_COUNT, ChatCompletionRequest, CompletionRequest
+from modelserve_worker.server.bodies.response_schemas import SCHEMAS
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.state import ServedModel, ServerState
-from modelserve_worker.server.tokens import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
 _LENGTHS = {"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"}

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from modelserve_worker.server.body_limits import BodyAccount, OpenBodies, largest_body_bytes
-from modelserve_worker.server.errors import ApiError, from_validation
-from modelserve_worker.server.field_policy import FieldPolicy
+from modelserve_worker.server.bodies.field_policy import FieldPolicy
+from modelserve_worker.server.bodies.request_model import RequestModel
+from modelserve_worker.server.errors.errors import ApiError, from_validation
+from modelserve_worker.server.http.body_limits import BodyAccount, OpenBodies, largest_body_bytes
+from modelserve_worker.server.http.request_context import RequestContext
 from modelserve_worker.server.json_text import read_json, structure_excess
-from modelserve_worker.server.request_context import RequestContext
-from modelserve_worker.server.request_model import RequestModel
 from modelserve_worker.server.state import ServerState
 
 Body = TypeVar("Body", bound=RequestModel)

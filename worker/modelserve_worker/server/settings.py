@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from modelserve_worker.server.access_log import AccessLogFormat
+from modelserve_worker.server.http.access_log import AccessLogFormat
 
 
 class DoorSettings(BaseModel):

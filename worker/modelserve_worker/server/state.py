@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from modelserve_worker.engine_client import EngineClient
-from modelserve_worker.server.errors import ApiError, unavailable
+from modelserve_worker.server.errors.errors import ApiError, unavailable
 from modelserve_worker.text.checkpoint_text import CheckpointText
 
 

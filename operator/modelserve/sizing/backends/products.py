@@ -157,8 +157,9 @@ def _dequantised_block(_matrix: Matrix) -> tuple[str, int]:
     return "dequantised_block", DEQUANTISED_BLOCK_BYTES
 
 
-_KERNELS = "modelserve_worker.kernels."
-_ROWS, _INT4, _FP8 = _KERNELS + "linear_rows_sm90:", _KERNELS + "int4_linear_triton:", _KERNELS + "fp8_linear_triton:"
+_PRODUCTS = "modelserve_worker.kernels.products."
+_HOPPER = _PRODUCTS + "hopper."
+_ROWS, _INT4, _FP8 = _HOPPER + "linear_rows_sm90:", _PRODUCTS + "int4_linear_triton:", _PRODUCTS + "fp8_linear_triton:"
 _SHARED = generation_of(HOPPER).shared_bytes
 _FUSED = Ends(gated=True, split=True)
 _hopper = partial(ProductKernel, backend=Backend.HOPPER, shared_bytes=_SHARED, ends=_FUSED)
@@ -182,14 +183,14 @@ DENSE_PRODUCTS = (
         kernels=lambda m: (*(LIBRARY,) * m.plain_kernels, "exact_product"),
     ),
     # Of Hopper, few rows before many.
-    _hopper("integer_rows", takes=_integer_rows, launch=_KERNELS + "integer_rows_sm90:integer_rows"),
+    _hopper("integer_rows", takes=_integer_rows, launch=_HOPPER + "integer_rows_sm90:integer_rows"),
     _hopper(
         "int4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_int4(m) else 0, launch=_ROWS + "int4_rows",
         kernels=lambda m: (*m.ordering, "linear_rows"),
     ),
     _hopper(
         "linear_int4", takes=lambda m: any_rows(_hopper_takes_int4(m)), buffer=_split_sums,
-        launch=_KERNELS + "linear_int4_sm90:int4_product", given=("shared",),
+        launch=_HOPPER + "linear_int4_sm90:int4_product", given=("shared",),
     ),
     _hopper(
         "fp8_rows", takes=lambda m: (ROUNDED_AS_READ if _fp8_rounds(m) else FEW_ROWS) if _fp8_few(m) else 0,
@@ -204,7 +205,7 @@ DENSE_PRODUCTS = (
         launch=_ROWS + "dense_rows", given=("settles",), kernels=lambda _: ("linear_rows",),
     ),
     _hopper(
-        "cluster_rows", takes=_cluster_rows, launch=_KERNELS + "cluster_rows_sm90:cluster_rows", ends=Ends(gated=True),
+        "cluster_rows", takes=_cluster_rows, launch=_HOPPER + "cluster_rows_sm90:cluster_rows", ends=Ends(gated=True),
         extra=(CLUSTER_TILE_ROWS + 1, "wide_seconds"),
     ),
     # Of every GPU that has kernels.
@@ -253,7 +254,8 @@ GROUPED_PRODUCTS = (
     # It adds in one order whatever the number of rows, so that it is profile exact's, too.
     _grouped(
         "grouped_rows", Backend.HOPPER, takes=lambda m: any_rows(_grouped_on_hopper(m)),
-        launch=_KERNELS + "grouped_rows_sm90:grouped_rows", ends=Ends(gated=True), shared_bytes=MOST_GROUPED_BYTES,
+        launch="modelserve_worker.kernels.experts.grouped_rows_sm90:grouped_rows",
+        ends=Ends(gated=True), shared_bytes=MOST_GROUPED_BYTES,
     ),
     # PyTorch's has a kernel that lays out its problems on Hopper; on other GPUs it reads on the host where each
     # expert's rows end, which no captured step can, so that profile exact's kernel is that of both profiles.

@@ -6,15 +6,15 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from modelserve_worker.server.answers.sequences import Reply, SequenceRunner
+from modelserve_worker.server.answers.translation import only_sequence
 from modelserve_worker.server.anthropic.content import ContentStream, content_blocks
-from modelserve_worker.server.anthropic.errors import error_body
 from modelserve_worker.server.anthropic.request import MessagesRequest
-from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.errors.anthropic_errors import error_body
+from modelserve_worker.server.errors.errors import ApiError
+from modelserve_worker.server.http.streaming import named_event
 from modelserve_worker.server.json_text import to_json
-from modelserve_worker.server.sequences import Reply, SequenceRunner
 from modelserve_worker.server.state import ServedModel
-from modelserve_worker.server.streaming import named_event
-from modelserve_worker.server.translation import only_sequence
 
 
 class MessagesAnswer:

@@ -6,21 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from modelserve_worker.server.answers.preparation import chat_prompt
+from modelserve_worker.server.answers.translation import chat_request
 from modelserve_worker.server.anthropic.blocks import MessageParam, TextBlock, chat_messages
-from modelserve_worker.server.field_policy import ANTHROPIC_FIELDS, THINKING_FIELDS, TOOL_FIELDS
-from modelserve_worker.server.preparation import chat_prompt
-from modelserve_worker.server.protocol import (
+from modelserve_worker.server.bodies.field_policy import ANTHROPIC_FIELDS, THINKING_FIELDS, TOOL_FIELDS
+from modelserve_worker.server.bodies.protocol import (
     LARGEST_COUNT,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     CacheSalt,
     ChatCompletionRequest,
 )
-from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.bodies.request_model import RequestModel
+from modelserve_worker.server.bodies.text_content import text_parts
+from modelserve_worker.server.bodies.tools import MAX_TOOLS, FunctionName
 from modelserve_worker.server.state import ServedModel
-from modelserve_worker.server.text_content import text_parts
-from modelserve_worker.server.tools import MAX_TOOLS, FunctionName
-from modelserve_worker.server.translation import chat_request
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -7,15 +7,15 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from modelserve_worker.server.errors import ApiError
+from modelserve_worker.server.answers.sequences import Reply, SequenceRunner
+from modelserve_worker.server.answers.translation import only_sequence
+from modelserve_worker.server.answers.usage import chat_usage
+from modelserve_worker.server.errors.errors import ApiError
+from modelserve_worker.server.http.streaming import named_event
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.responses.output_items import OutputItems
 from modelserve_worker.server.responses.request import ResponsesRequest
-from modelserve_worker.server.sequences import Reply, SequenceRunner
 from modelserve_worker.server.state import ServedModel
-from modelserve_worker.server.streaming import named_event
-from modelserve_worker.server.translation import only_sequence
-from modelserve_worker.server.usage import chat_usage
 from modelserve_worker.text.reply import join_parts
 
 

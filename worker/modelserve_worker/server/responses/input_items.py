@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from modelserve_worker.server.field_policy import INPUT_FIELDS
-from modelserve_worker.server.messages import MAX_CALL_ID_LENGTH
-from modelserve_worker.server.request_model import RequestModel
-from modelserve_worker.server.text_content import text_parts
-from modelserve_worker.server.tools import FunctionName
+from modelserve_worker.server.bodies.field_policy import INPUT_FIELDS
+from modelserve_worker.server.bodies.messages import MAX_CALL_ID_LENGTH
+from modelserve_worker.server.bodies.request_model import RequestModel
+from modelserve_worker.server.bodies.text_content import text_parts
+from modelserve_worker.server.bodies.tools import FunctionName
 
 _TEXT_KINDS = ("input_text", "output_text", "text")
 

@@ -6,19 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from modelserve_worker.server.field_policy import REASONING_FIELDS, RESPONSES_FIELDS, STREAM_OPTIONS_FIELDS
-from modelserve_worker.server.protocol import (
+from modelserve_worker.server.answers.translation import chat_request
+from modelserve_worker.server.bodies.field_policy import REASONING_FIELDS, RESPONSES_FIELDS, STREAM_OPTIONS_FIELDS
+from modelserve_worker.server.bodies.protocol import (
     LARGEST_COUNT,
     BoundedObject,
     CacheSalt,
     ChatCompletionRequest,
     ReasoningEffort,
 )
-from modelserve_worker.server.refused_fields import REFUSED_FIELDS
-from modelserve_worker.server.request_model import RequestModel
+from modelserve_worker.server.bodies.request_model import RequestModel
+from modelserve_worker.server.bodies.tools import MAX_TOOLS, FunctionName
+from modelserve_worker.server.errors.refused_fields import REFUSED_FIELDS
 from modelserve_worker.server.responses.input_items import InputItem, chat_messages
-from modelserve_worker.server.tools import MAX_TOOLS, FunctionName
-from modelserve_worker.server.translation import chat_request
 
 _REFUSED = ("previous_response_id", "conversation", "prompt", "background", "context_management")
 

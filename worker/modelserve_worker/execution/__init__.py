@@ -1,1 +1,0 @@
-"""Everything that owns a device tensor: weights, cache, attention, sampling and the ranks that share a model."""

@@ -1,0 +1,1 @@
+"""Attention kernels: what the table of kernels chose, bound to launches."""

@@ -1,0 +1,1 @@
+"""Attention kernels in CUDA C++ for Hopper, each with its launch."""

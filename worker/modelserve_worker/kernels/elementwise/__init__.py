@@ -1,0 +1,1 @@
+"""Elementwise and row-wise arithmetic of the decoder."""

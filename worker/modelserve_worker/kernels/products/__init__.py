@@ -1,0 +1,1 @@
+"""Products with a layer's matrix, by the format that it is stored in."""

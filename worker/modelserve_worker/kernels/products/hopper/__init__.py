@@ -1,0 +1,1 @@
+"""Products in CUDA C++ for Hopper, each with its launch."""

@@ -1,0 +1,108 @@
+"""Products of one or two rows with symmetric INT4 matrices on Hopper: the launch of `integer_rows_sm90.cu`.
+
+Elements of x are rounded to within 2^-15 of the largest of their 32, which is far below what bfloat16 left of them. One
+that is infinite, or no number, makes NaN of all outputs: of its 32 the unit is NaN. Other kernels give what float does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from modelserve.sizing.backends.products import INTEGER_ROWS, integer_bytes
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.products.hopper import linear_rows_sm90
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import SHARED_BYTES, readable
+from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.linear_tiles import empty_product
+
+_WORDS = 64  # of a box of words: 128 bytes, which look like 64 elements of bfloat16
+_BARRIER_BYTES = 2 * 8
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerKernel:
+    """One compilation: `tile` rows of the matrix, with `scales` in 256 inputs, times up to `rows` rows of x.
+
+    `blocks` of 256 inputs in a stage, one for each group of warps. `tiles`: of 256 inputs that x has, or one of `parts`
+    of it that are multiplied apart, in whole stages.
+    """
+
+    tile: int
+    blocks: int
+    rows: int
+    scales: int
+    tiles: int
+    gated: bool
+    parts: int = 1
+
+    @property
+    def consumers(self) -> int:
+        """Threads that multiply: a warp for 32 rows of the matrix in each group."""
+        return self.blocks * self.tile
+
+    @property
+    def stage_bytes(self) -> int:
+        """Words and scales."""
+        scales = 2 * -(-self.blocks * self.tile * self.scales // 128) * 128
+        return -(-(self.consumers * 128 + scales) // 1024) * 1024
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of x as integers, with a unit for 32 of them, and of sums that meet."""
+        return integer_bytes(self.rows, self.tiles) + (self.blocks - 1) * self.tile * 16
+
+    @property
+    def stages(self) -> int:
+        return (SHARED_BYTES - self.kept_bytes) // (self.stage_bytes + _BARRIER_BYTES)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * (self.stage_bytes + _BARRIER_BYTES) + self.kept_bytes
+
+    @property
+    def source(self) -> CudaSource:
+        defines = {
+            "OUTPUTS": self.tile, "GROUPS": self.blocks, "ROWS": self.rows, "SCALES": self.scales, "TILES": self.tiles,
+            "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
+        }  # fmt: skip
+        stated = tuple(f"{name}={value}" for name, value in defines.items())
+        return CudaSource("integer_rows_sm90.cu", "integer_rows", "sm_90a", stated, self.shared_bytes)
+
+
+def kernel_for(rows: int, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> IntegerKernel:
+    """With the division of the kernel of few rows. `rows`: at most as many as the table of kernels says."""
+    blocks, matrix_rows, _ = matrix.words.shape
+    scales = matrix.scales.shape[1]
+    division = linear_rows_sm90.kernel_for(rows, matrix_rows, int4_scales=scales, gated=gated, split=split)
+    tiles = -(-blocks // (division.blocks * division.parts)) * division.blocks
+    bucket = next(most for most in INTEGER_ROWS if rows <= most)
+    return IntegerKernel(division.tile, division.blocks, bucket, scales, tiles, gated, division.parts)
+
+
+def integer_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+    """x [T, K] bfloat16 times the transposed matrix [N, K] -> [T, N]; `gated` and `split` as of `dense_rows`."""
+    x, kernel = readable(x), kernel_for(x.shape[0], matrix, gated=gated, split=split)
+    (rows, inputs), (blocks, matrix_rows, _) = x.shape, matrix.words.shape
+    half, parts, of_row = kernel.tile // 2, kernel.parts, 2 * matrix_rows
+    words = tensor_map(
+        matrix.words.data_ptr(), (_WORDS, matrix_rows, blocks), (128, 128 * matrix_rows), (_WORDS, half, kernel.blocks),
+        promoted=False,
+    )  # fmt: skip
+    scales = tensor_map(
+        matrix.scales.data_ptr(), (matrix_rows, kernel.scales, blocks), (of_row, kernel.scales * of_row),
+        (half, kernel.scales, kernel.blocks), swizzled=False, promoted=False,
+    )  # fmt: skip
+    outputs, second = (matrix_rows // 2, matrix_rows // 2) if gated else (matrix_rows, half)
+    output, tiles = empty_product(x, outputs, parts), -(-matrix_rows // kernel.tile)
+    numbers = (rows, inputs, x.stride(0), outputs, second, tiles, parts, kernel.tiles // kernel.blocks)
+    launch(
+        kernel.source, grid=(tiles * parts, 1), threads=kernel.consumers + 32,
+        arguments=(
+            (words, None), (scales, None), pointer(x), pointer(output),
+            *((number, ctypes.c_int) for number in numbers),
+        ), resident=1,
+    )  # fmt: skip
+    return output

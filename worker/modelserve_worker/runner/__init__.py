@@ -1,0 +1,1 @@
+"""One rank's model runner: launches packed steps, replays captured ones, and hands their tokens back."""

@@ -1,0 +1,1 @@
+"""What steps cost, by which the scheduler sizes them."""

@@ -1,0 +1,270 @@
+"""An index over the cached pages of one tier: where a request resumes, and which tails are worth the least.
+
+Rows of global layers are cheap to keep and of no use alone: where a request resumes, the sliding layers need their
+window, too. So what is kept is a *tail*: the sliding pages of a window and of the positions of one global page before
+its end, and through it all global pages before it. A request resumes at the last position that it has in common with a
+live tail, whatever page that is in, and computes one token at least.
+
+A page without a live tail behind it is given up at once; its hash stays, so that junctions are found.
+
+What goes first (decision 0024): superseded tails, the oldest first; then tails of clients that have more than an equal
+share of what is cached; among equals the tail that costs least to compute again per byte, a cost that counts from the
+last eviction on, so that what nobody uses ages (greedy dual, Cao and Irani, USITS 1997).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from modelserve.planning.prompt_rows import PromptCost
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.scheduling.prefix.eviction_order import NOTHING, ROWS, EvictionOrder
+from modelserve_worker.scheduling.prefix.tails import Block, Hit, P, Tail
+from modelserve_worker.scheduling.prefix.token_chain import TokenChain
+
+LEAST_KNOWN = 4096  # blocks that are known by their hash alone
+LEAST_GAP_PAGES = 4  # global pages between two places to resume at, of which the second is worth a step, or a copy
+
+Contra = TypeVar("Contra", contravariant=True)
+
+
+class Keeps(Protocol[Contra]):
+    """Pages with a count of keepers; what nobody keeps is free."""
+
+    def keep(self, page: Contra) -> None: ...
+
+    def let_go(self, page: Contra) -> None: ...
+
+
+class TailIndex(Generic[P]):
+    """Of pages of `pool`. `prices` say what rows cost to compute again. One thread calls it."""
+
+    def __init__(self, pool: Keeps[P], geometry: CacheGeometry, prices: PromptCost) -> None:
+        self.pool = pool
+        self._geometry = geometry
+        self._prices = prices
+        self._blocks: dict[bytes, Block[P]] = {}
+        self._unused: dict[bytes, Block[P]] = {}  # known by their hash alone
+        self._last_unused: OrderedDict[bytes, Block[P]] = OrderedDict()  # childless ones, the oldest first
+        self._most_unused = LEAST_KNOWN
+        self._tails: dict[Tail[P], None] = {}  # the oldest first
+        self._order: EvictionOrder[P] = EvictionOrder(self._loss)
+        self._clock = 0.0
+        self._inserted = 0
+        self.version = 0  # changes with the tails that are live
+        self.evictions = 0
+
+    @property
+    def tails(self) -> Iterable[Tail[P]]:
+        """Those that are live, the oldest first."""
+        return self._tails.keys()
+
+    @property
+    def page_tokens(self) -> int:
+        return self._geometry.global_page.page_tokens
+
+    def find(self, chain: TokenChain, most: int) -> Hit[P] | None:
+        """Where a request with these tokens resumes, at most at position `most`; None where it computes all."""
+        size = self.page_tokens
+        for block in reversed(self.way(chain)):
+            if block.tails:
+                start = block.depth * size
+                found = block.tails.find(chain.tokens(start, most), chain.marks(start, most), most)
+                if found is not None:
+                    position, tail = found
+                    hit = Hit(position, tail, self._global_pages(tail, position))
+                    if self._is_trusted(hit):
+                        return hit
+        return None
+
+    def __contains__(self, digest: object) -> bool:
+        """Whether the block is known."""
+        return digest in self._blocks
+
+    def way(self, chain: TokenChain) -> list[Block[P]]:
+        """Known blocks of these tokens, from the root on."""
+        way: list[Block[P]] = []
+        for pages in range(len(chain) // self.page_tokens + 1):
+            block = self._blocks.get(chain.digest(pages))
+            if block is None:
+                break
+            way.append(block)
+        return way
+
+    def pages_of(self, digests: Iterable[bytes]) -> list[P]:
+        """Pages of a way whose blocks behind the root these are, as far as they are there without a gap."""
+        pages: list[P] = []
+        for digest in digests:
+            block = self._blocks.get(digest)
+            if block is None or block.page is None:
+                break
+            pages.append(block.page)
+        return pages
+
+    def touch(self, tail: Tail[P]) -> None:
+        """Somebody uses it."""
+        tail.used_at = self._clock
+        self.price(tail)
+
+    def block_of(self, digests: Iterable[bytes]) -> Block[P]:
+        """The block at the end of a way from the root, known from now on."""
+        block: Block[P] | None = None
+        for digest in digests:
+            found = self._blocks.get(digest)
+            if found is None:
+                found = self._blocks[digest] = self._unused[digest] = self._last_unused[digest] = Block(digest, block)
+                if block is not None:
+                    block.children += 1
+                    self._last_unused.pop(block.digest, None)
+            block = found
+        assert block is not None, "a way begins with its root"
+        return block
+
+    def use(self, last: Block[P], global_pages: list[P]) -> None:
+        """One more tail or child of the block is there; `global_pages` are those before its end, as far as they are not
+        in use yet."""
+        for block in last.upwards():
+            block.uses += 1
+            if block.uses > 1:
+                return
+            del self._unused[block.digest]
+            self._last_unused.pop(block.digest, None)
+            if block.depth and global_pages:
+                block.page = global_pages[block.depth - 1]
+                self.pool.keep(block.page)
+
+    def stop_using(self, last: Block[P]) -> None:
+        """Undo one `use`."""
+        for block in last.upwards():
+            block.uses -= 1
+            if block.uses:
+                return
+            self._unused[block.digest] = block
+            if not block.children:
+                self._last_unused[block.digest] = block
+            if block.page is not None:
+                self.pool.let_go(block.page)
+                block.page = None
+
+    def insert(self, tail: Tail[P], global_pages: list[P]) -> None:
+        """A tail is live from now on; its own pages, and those of its way, are kept."""
+        self._inserted += 1
+        tail.number = self._inserted
+        self.use(tail.block, global_pages)
+        for page in tail.own_pages:
+            self.pool.keep(page)
+        for block in tail.block.upwards():
+            if (block.depth + 1) * self.page_tokens <= tail.lowest:
+                break
+            block.attach(tail, self.page_tokens)
+            tail.attached.append(block)
+        tail.bytes = self._bytes_since(tail, self._base(tail))
+        self._order.add(tail)
+        self._tails[tail] = None
+        self.version += 1
+        self._forget_old_blocks()
+        self.touch(tail)
+
+    def note(self, tail: Tail[P]) -> None:
+        """Whether it is superseded, or its rows are anywhere else, may have changed."""
+        self._order.update(tail)
+        for block in tail.attached:
+            block.tails.update(tail)
+
+    def evict(self, tail: Tail[P]) -> None:
+        """It is no longer live; its pages are let go of."""
+        tail.live = False
+        del self._tails[tail]
+        self._order.remove(tail)
+        self.version += 1
+        for block in tail.attached:
+            block.detach(tail)
+        for page in tail.own_pages:
+            self.pool.let_go(page)
+        tail.sliding, tail.partial = {}, None  # later ones may remember it as the one before them
+        self.stop_using(tail.block)
+
+    def give_up(self, victim: Tail[P]) -> None:
+        """Evict it for somebody who needs its memory."""
+        self._clock = max(self._clock, victim.priority)
+        self.evict(victim)
+        self.evictions += 1
+
+    def victims(self, least: int = NOTHING) -> Iterator[Tail[P]]:
+        """Live tails in the order in which they go, those with which at least so much is lost."""
+        return self._order.losing(least)
+
+    def kept(self) -> Counter[P]:
+        """How often tails and blocks keep each page. Raises AssertionError where they contradict each other."""
+        kept: Counter[P] = Counter()
+        self._order.check_integrity(self._tails)
+        for tail in self._tails:
+            assert tail.live
+            assert all(tail in block.tails for block in tail.attached)
+            kept.update(tail.own_pages)
+        for block in self._blocks.values():
+            assert (block.uses > 0) != (block.digest in self._unused), "a block is in use, or only known"
+            assert (block.digest in self._last_unused) == (block.uses + block.children == 0)
+            kept.update([block.page] if block.page is not None else [])
+        return kept
+
+    def _loss(self, tail: Tail[P]) -> int:
+        """What goes with it: NOTHING where the same session has a later one, or the next request resumes a few pages
+        before it without it."""
+        return NOTHING if tail.superseded or tail.saves < LEAST_GAP_PAGES * self.page_tokens else ROWS
+
+    def _forget_old_blocks(self) -> None:
+        """Those without known children first: whoever comes finds no way with a gap."""
+        while len(self._unused) > self._most_unused:
+            digest, block = self._last_unused.popitem(last=False)
+            del self._unused[digest], self._blocks[digest]
+            parent = block.parent
+            if parent is not None:
+                parent.children -= 1
+                if not parent.children and not parent.uses:
+                    self._last_unused[parent.digest] = parent
+                    self._last_unused.move_to_end(parent.digest, last=False)  # it has not been used for longer
+
+    def price(self, tail: Tail[P]) -> None:
+        """What it saves, in first rows, per byte, from when it was last used."""
+        base = self._base(tail)
+        tail.saves = tail.end - base
+        saved = self._prices.cost(base, tail.saves)
+        tail.priority = tail.used_at + saved / max(1, tail.bytes)
+        self.note(tail)
+
+    def _is_trusted(self, hit: Hit[P]) -> bool:  # noqa: ARG002 - of what may be read
+        return True
+
+    def _base(self, tail: Tail[P]) -> int:
+        """Where a request would resume without it."""
+        return tail.base
+
+    def _bytes_since(self, tail: Tail[P], base: int) -> int:
+        """What it costs beyond a tail that ends there."""
+        geometry = self._geometry
+        pages = (tail.end - base) // self.page_tokens + (tail.partial is not None)
+        return len(tail.sliding) * geometry.sliding_page.page_bytes + pages * geometry.global_page.page_bytes
+
+    def _global_pages(self, tail: Tail[P], position: int) -> list[P]:
+        """Of the rows [0, position)."""
+        if not self._geometry.global_page.layers:
+            return []
+        pages: list[P] = []
+        last = self._geometry.global_page.pages(position)
+        if last > tail.block.depth:
+            assert tail.partial is not None
+            pages.append(tail.partial)
+        for block in tail.block.upwards():
+            if 0 < block.depth <= last:
+                assert block.page is not None, "a live tail has all pages before it"
+                pages.append(block.page)
+        return pages[::-1]
+
+    def _pages(self, tail: Tail[P]) -> Iterator[P]:
+        yield from tail.own_pages
+        for block in tail.block.upwards():
+            if block.page is not None:
+                yield block.page

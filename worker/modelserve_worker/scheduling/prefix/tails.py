@@ -1,0 +1,159 @@
+"""What a prefix cache remembers: pages of tokens by their hashes, and the tails at which a request may resume.
+
+`P` is the pages of one tier: those of the pool on the device, or copies of them in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from modelserve_worker.batch import Int32Array
+from modelserve_worker.scheduling.prefix.block_tails import BlockTails
+from modelserve_worker.scheduling.prefix.token_chain import SpanMark
+
+P = TypeVar("P")
+_NO_TAILS: BlockTails[Any] = BlockTails(0)  # nobody adds any
+
+
+class Block(Generic[P]):
+    """The tokens of one global page behind those of `parent`; the root of a chain has none.
+
+    `page` is kept while the block is in use: while a tail ends in it, or a block behind it is in use. Afterwards the
+    block is only known, by its hash, until it is the oldest of too many.
+    """
+
+    __slots__ = ("children", "depth", "digest", "page", "parent", "tails", "unsaved", "uses")
+
+    def __init__(self, digest: bytes, parent: Block[P] | None) -> None:
+        self.digest = digest
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1  # pages up to here
+        self.page: P | None = None
+        self.uses = 0
+        self.unsaved = 0  # of these uses, those by tails whose rows nobody else has (unsaved_tails.py)
+        self.children = 0  # known ones
+        self.tails: BlockTails[Tail[P]] = _NO_TAILS  # that may serve a request which has this block and not the next
+
+    def upwards(self) -> Iterator[Block[P]]:
+        """This block and those before it, the root last."""
+        block: Block[P] | None = self
+        while block is not None:
+            yield block
+            block = block.parent
+
+    def attach(self, tail: Tail[P], page_tokens: int) -> None:
+        """The tail may serve such a request from now on."""
+        if self.tails is _NO_TAILS:
+            self.tails = BlockTails(self.depth * page_tokens)
+        self.tails.add(tail)
+
+    def detach(self, tail: Tail[P]) -> None:
+        """Undo it."""
+        self.tails.remove(tail)
+        if not self.tails:
+            self.tails = _NO_TAILS
+
+    def digests(self) -> list[bytes]:
+        """Of the way here, from the root on."""
+        return [block.digest for block in self.upwards()][::-1]
+
+
+@dataclass(slots=True, eq=False)
+class Tail(Generic[P]):
+    """Rows of sliding layers before `end`, which make the global pages before it worth something: a request with the
+    same tokens resumes at any position from `lowest` to `end`.
+    """
+
+    block: Block[P]  # of its last full page
+    end: int
+    lowest: int
+    first: int  # position of `tokens[0]`, where a page begins
+    tokens: Int32Array  # [end - first]
+    partial: P | None  # the global page behind the full ones
+    sliding: dict[int, P]  # by logical page, down to the window of `lowest`
+    client: str  # whose bytes they are
+    previous: Tail[P] | None  # the one before it on the way of the same request
+    joined: int  # the last position that its tokens have in common with `previous`
+    junction: bool  # more than one history goes on from here
+    turn: bool = False  # its session's next turn goes on from here, and not behind the answer
+    answer: bool = False  # left at the end of one
+    bytes: int = 0  # what it costs, beyond `previous`
+    priority: float = 0.0
+    used_at: float = 0.0  # the cache's clock then
+    saves: int = 0  # rows that a request would compute without it
+    superseded: bool = False  # the same session has a later one
+    live: bool = True
+    number: int = 0  # those that are younger have greater ones
+    told: bool = False  # to routers
+    followers: int = 0  # requests that resumed here
+    attached: list[Block[P]] = field(default_factory=list)
+    later: dict[Tail[P], None] = field(default_factory=dict)  # those that are there whose `previous` it is, or was
+    twin: Tail[Any] | None = None  # the same rows in the other tier, as long as they are live there
+    marks: tuple[SpanMark, ...] = ()  # of spans with rows among its `tokens`
+    awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether the other tier has these rows."""
+        return self.twin is not None and self.twin.live
+
+    @property
+    def there(self) -> bool:
+        """Whether one of the tiers has these rows."""
+        return self.live or self.has_twin
+
+    @property
+    def before(self) -> Tail[P] | None:
+        """The nearest one before it that is there."""
+        previous = self.previous
+        while previous is not None and not previous.there:
+            previous = previous.previous
+        if previous is not self.previous:
+            self.previous = previous
+            if previous is not None:
+                previous.later[self] = None
+        return previous
+
+    @property
+    def base(self) -> int:
+        """Where a request would resume without it, and without those that go before it does."""
+        before = self.before
+        while before is not None and before.superseded:
+            before = before.before
+        return 0 if before is None else min(before.end, self.joined)
+
+    @property
+    def own_pages(self) -> Iterator[P]:
+        """Those that no block has."""
+        yield from self.sliding.values()
+        if self.partial is not None:
+            yield self.partial
+
+    def reach(self, tokens: Int32Array, start: int, marks: tuple[SpanMark, ...]) -> int:
+        """Last position up to which its rows are those of a request, whose `tokens` begin at `start` and have these
+        `marks`; both agree before that."""
+        own = self.tokens[start - self.first :]
+        length = min(len(own), len(tokens))
+        differ = np.flatnonzero(own[:length] != tokens[:length])
+        reach = start + (int(differ[0]) if len(differ) else length)
+        if marks == self.marks:
+            return reach
+        parting = [max(start, mark.start) for mark in {*marks} ^ {*self.marks} if mark.end > start]
+        return min([reach, *parting])
+
+
+@dataclass(frozen=True, slots=True)
+class Hit(Generic[P]):
+    """Where a request resumes, and with which pages."""
+
+    position: int
+    tail: Tail[P]
+    global_pages: list[P]  # of the rows [0, position)
+
+    @property
+    def sliding_pages(self) -> Mapping[int, P]:
+        return self.tail.sliding

@@ -1,0 +1,45 @@
+"""What a stay of a request has to do with cached prefixes: where it resumed, and what it has left to others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.scheduling.pages.arena import Page
+from modelserve_worker.scheduling.prefix.tails import Hit, Tail
+
+
+@dataclass(slots=True, eq=False)
+class Trail:
+    """Of a stay that begins with its first token, unless it resumes."""
+
+    checkpoints: list[int] = field(default_factory=list)  # positions where a chunk is to end, rising
+    parted: int = 0  # where it resumed, if more than one history goes on from there
+    tail: Tail[Page] | None = None  # the last one on its way that a prefix cache has
+    joined: int = 0  # the last position that its tokens have in common with that one
+    left: list[Tail[Page]] = field(default_factory=list)  # that nobody had left before
+    _hit: Hit[Page] | None = None
+    _sliding: Mapping[int, Page] = field(default_factory=dict)  # of the hit, which loses them when its tail goes
+
+    def resume(self, hit: Hit[Page]) -> None:
+        """It begins there, and is counted among those who follow the tail."""
+        self.tail, self.joined = hit.tail, hit.position
+        self._hit, self._sliding = hit, hit.sliding_pages
+        if hit.position < hit.tail.end and hit.tail.followers > 1:
+            self.parted = hit.position
+
+    def read(self, geometry: CacheGeometry) -> dict[Page, int]:
+        """Pages of others that it began behind, and how many of their rows, the first ones, were there."""
+        if self._hit is None:
+            return {}
+        at, size = self._hit.position, geometry.global_page.page_tokens
+        rows = {page: min(size, at - index * size) for index, page in enumerate(self._hit.global_pages)}
+        size = geometry.sliding_page.page_tokens
+        first = max(0, at - geometry.window + 1) // size if geometry.sliding_page.layers else 0
+        rows |= {
+            page: min(size, at - logical * size)
+            for logical, page in self._sliding.items()
+            if first <= logical and logical * size < at
+        }
+        return rows

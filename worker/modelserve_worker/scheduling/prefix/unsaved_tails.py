@@ -1,0 +1,78 @@
+"""Cached bytes of the pool that host memory does not have: they could be given to somebody else only at a loss.
+
+Kept up as tails come and go, are superseded and are stored: every admission asks for them, and thousands of tails are
+too many to look at then. A tail claims its pages while nobody else has their rows: its own, and those of its way. A
+block is claimed once for all tails behind it, as it is used once for all (tail_index.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from modelserve.architecture import LayerKind
+from modelserve_worker.scheduling.pages.arena import Page, PageArena
+from modelserve_worker.scheduling.prefix.tails import Tail
+
+
+class UnsavedTails:
+    """Tails whose rows nobody else has, of pages of `arena`, which knows the bytes that they claim."""
+
+    def __init__(self, arena: PageArena, sizes: dict[LayerKind, int]) -> None:
+        """`sizes`: bytes of a page."""
+        self._arena = arena
+        self._sizes = sizes
+        self._tails: set[Tail[Page]] = set()
+
+    def __contains__(self, tail: Tail[Page]) -> bool:
+        return tail in self._tails
+
+    def update(self, tail: Tail[Page], *, loses_rows: bool) -> None:
+        """A tail, all of whose pages are kept, is live, or what goes with it has changed."""
+        if (tail.live and loses_rows) == (tail in self._tails):
+            return
+        if tail in self._tails:
+            self.remove(tail)
+            return
+        self._tails.add(tail)
+        for page in tail.own_pages:
+            self._arena.claim(page)
+        for block in tail.block.upwards():
+            block.unsaved += 1
+            if block.unsaved > 1:
+                return
+            if block.page is not None:
+                self._arena.claim(block.page)
+
+    def remove(self, tail: Tail[Page]) -> None:
+        """It is about to let go of its pages, or is unsaved no longer."""
+        if tail not in self._tails:
+            return
+        self._tails.remove(tail)
+        for page in tail.own_pages:
+            self._arena.disclaim(page)
+        for block in tail.block.upwards():
+            block.unsaved -= 1
+            if block.unsaved:
+                return
+            if block.page is not None:
+                self._arena.disclaim(block.page)
+
+    def bytes_of(self, tail: Tail[Page]) -> int:
+        """Cached bytes that only this one claims."""
+        return sum(self._sizes[page.kind] for page in self._claimed_alone(tail) if not page.entries)
+
+    def _claimed_alone(self, tail: Tail[Page]) -> Iterator[Page]:
+        yield from (page for page in tail.own_pages if page.claims == 1)
+        for block in tail.block.upwards():
+            if block.unsaved > 1:
+                return
+            if block.page is not None:
+                yield block.page
+
+    def check_integrity(self, unsaved: set[Tail[Page]]) -> None:
+        """Recount. Raises AssertionError."""
+        assert unsaved == self._tails, "tails are unsaved, or are not"
+        claimed = {page for tail in unsaved for page in tail.own_pages}
+        claimed |= {block.page for tail in unsaved for block in tail.block.upwards() if block.page is not None}
+        counted = sum(self._sizes[page.kind] for page in claimed if not page.entries)
+        assert counted == self._arena.claimed_bytes, f"{self._arena.claimed_bytes} bytes are claimed, not {counted}"

@@ -1,0 +1,1 @@
+"""Request bodies of the API, field by field, and schemas of the answers."""

@@ -1,0 +1,1 @@
+"""Errors as clients of each API read them."""

@@ -1,0 +1,1 @@
+"""HTTP itself: connections, limits, authentication, streams, logs and traces."""

@@ -1,0 +1,46 @@
+"""From EngineArgs to what proposes tokens beside a model: an assistant, prompt lookup, or whichever has more to say."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from modelserve.engine_args import EngineArgs
+from modelserve.published import lineage_problem
+from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
+from modelserve_worker.drafters.drafter import Drafter, LongestProposal
+from modelserve_worker.drafters.prompt_lookup import PromptLookup
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.weights.loader import load_assistant
+
+logger = logging.getLogger(__name__)
+
+
+def drafter_of(args: EngineArgs, model: Gemma4ForCausalLM) -> Drafter | None:
+    """What proposes tokens to `model`, which is loaded; for contexts as long as its architecture's.
+
+    A found repetition is heard where it is as long as what the assistant says, which always says as much as it may.
+    Raises InvalidInput (UnsupportedModel, InvalidCheckpoint among them) for an assistant that cannot be loaded, or is
+    that of another model.
+    """
+    num_tokens, drafters = args.speculative.num_tokens, list[Drafter]()
+    if args.prompt_lookup:
+        longest, device = model.architecture.max_position_embeddings, model.norm.weight.device
+        drafters.append(
+            PromptLookup(
+                num_tokens=num_tokens,
+                max_num_seqs=args.max_num_seqs,
+                max_model_len=longest,
+                device=device,
+                door=model.operations.lookup,
+            )
+        )
+    if args.drafter is not None:
+        if problem := lineage_problem(args.model, args.drafter):
+            logger.warning("%s", problem)
+        assistant = load_assistant(Path(args.drafter), model, load_format=args.load_format, seed=args.seed)
+        drafters.append(AssistantDrafter(assistant, num_tokens=num_tokens, max_num_seqs=args.max_num_seqs))
+        logger.info("drafts of up to %d tokens by the assistant in %s", num_tokens, args.drafter)
+    if len(drafters) > 1:
+        return LongestProposal(drafters)
+    return drafters[0] if drafters else None

@@ -1,0 +1,167 @@
+"""Filling a model with weights: each rank reads its own share into the fused, sharded parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from modelserve.architecture import ModelArchitecture
+from modelserve.checkpoint_files import TensorEntry
+from modelserve_worker.layers.placement import Placement
+from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_sources, unused_assistant_names
+from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
+from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
+from modelserve_worker.models.gemma4_checkpoint import (
+    names_experts_apart,
+    text_name,
+    unused_names,
+    weight_sources,
+)
+from modelserve_worker.models.weight_source import WeightSource
+from modelserve_worker.weights.checkpoint_config import read_assistant
+from modelserve_worker.weights.dummy import DummyWeights
+from modelserve_worker.weights.files import CheckpointFiles, InvalidCheckpoint
+from modelserve_worker.weights.progress import LoadProgress, ProgressCallback
+from modelserve_worker.weights.reading import read_weights
+
+LISTED = 3  # tensors named per kind of fault
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    architecture: ModelArchitecture,
+    directory: Path,
+    placement: Placement,
+    *,
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+    progress: ProgressCallback | None = None,
+) -> Gemma4ForCausalLM:
+    """Build this rank's model and fill it from `directory` ("auto") or with random weights ("dummy").
+
+    Raises InvalidInput when the tensor-parallel size does not fit, InvalidCheckpoint for missing, unexpected, misshapen
+    or unreadable tensors. 300 s without a byte end the process with reason LoadStalled.
+    """
+    model = Gemma4ForCausalLM(architecture, placement)
+    with LoadProgress(callback=progress) as counted:
+        if load_format == "dummy":
+            counted.expect(model.parameter_bytes())
+            _make_up(weight_sources(model), placement, seed=seed, progress=counted)
+        else:
+            files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
+            sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
+            _read(sources, files, unused=unused_names(model), device=placement.device, progress=counted)
+    for name, matrix in model.stored_matrices():
+        try:
+            matrix.loaded()
+        except ValueError as error:
+            raise InvalidCheckpoint(f"checkpoint {directory}: {name}: {error}") from error
+    return model
+
+
+def load_assistant(
+    directory: Path,
+    target: Gemma4ForCausalLM,
+    *,
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+    progress: ProgressCallback | None = None,
+) -> Gemma4Assistant:
+    """The drafter in `directory` beside `target`, in its dtype and on its device, filled as a model is.
+
+    Raises InvalidInput where it is the assistant of another model, and what `load_model` raises.
+    """
+    computed = str(target.dtype).removeprefix("torch.")
+    architecture = read_assistant(directory).model_copy(update={"dtype": computed})
+    assistant, placement = Gemma4Assistant(architecture, target), target.placement
+    sources = list(assistant_sources(assistant))
+    with LoadProgress(callback=progress) as counted:
+        if load_format == "dummy":
+            counted.expect(assistant.parameter_bytes())
+            if assistant.centroids is not None:
+                tokens = assistant.centroids.ordering
+                tokens.copy_(torch.arange(len(tokens), dtype=tokens.dtype, device=placement.device))
+            sources = [source for source in sources if source.name != ORDERING]
+            _make_up(sources, placement, seed=seed, progress=counted)
+        else:
+            files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
+            _read(sources, files, unused=unused_assistant_names(assistant), device=placement.device, progress=counted)
+    for layer in assistant.decoder_layers():
+        for matrix in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
+            matrix.matrix.loaded()
+    if assistant.centroids is not None:
+        _check_ordering(assistant.centroids.ordering, directory)
+    return assistant
+
+
+def _check_ordering(ordering: Tensor, directory: Path) -> None:
+    """On a GPU an index outside an array ends the process."""
+    expected = torch.arange(len(ordering), dtype=ordering.dtype, device=ordering.device)
+    if not torch.equal(ordering.sort().values, expected):
+        raise InvalidCheckpoint(f"checkpoint {directory}: tensor {ORDERING!r} does not name every token once")
+
+
+def _make_up(sources: Iterable[WeightSource], placement: Placement, *, seed: int, progress: LoadProgress) -> None:
+    weights = DummyWeights(seed=seed, device=placement.device, dtype=placement.dtype)
+    for source in sources:
+        progress.advance(weights.fill(source))
+
+
+def _read(
+    sources: Iterable[WeightSource], files: CheckpointFiles, *, unused: frozenset[str], device: torch.device,
+    progress: LoadProgress,
+) -> None:  # fmt: skip
+    matched = _match(sources, files, unused=unused)
+    read_weights(matched, device=device, progress=progress)
+    _check_values(matched)
+
+
+def _check_values(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
+    """Raise InvalidCheckpoint for a tensor that must hold certain numbers, the shape of a packed one, and does not."""
+    for source, tensor in matched:
+        if source.values is not None and (held := source.parameter.tolist()) != list(source.values):
+            raise InvalidCheckpoint(
+                f"{tensor.file}: tensor {tensor.name!r} holds {held}, config.json gives {list(source.values)}: the "
+                "weights are of another model"
+            )
+
+
+def _match(
+    sources: Iterable[WeightSource], files: CheckpointFiles, *, unused: frozenset[str]
+) -> list[tuple[WeightSource, TensorEntry]]:
+    """Pair every tensor the model needs with the one in the files, in file order. Raises InvalidCheckpoint."""
+    wanted = {source.name: source for source in sources}
+    matched: dict[str, tuple[WeightSource, TensorEntry]] = {}
+    present: set[str] = set()
+    faults: list[str] = []
+    skipped: list[TensorEntry] = []
+    for tensor in files.tensors.values():
+        name = text_name(tensor.name)
+        present.add(name or tensor.name)
+        if name is None or name in unused:
+            skipped.append(tensor)
+        elif name not in wanted:
+            faults.append(f"unexpected tensor {tensor.name!r} in {tensor.file}")
+        elif name in matched:
+            faults.append(f"tensor {tensor.name!r} in {tensor.file} repeats {matched[name][1].name!r}")
+        elif tensor.shape != wanted[name].shape:
+            shapes = f"has shape {list(tensor.shape)}, expected {list(wanted[name].shape)}"
+            faults.append(f"tensor {tensor.name!r} in {tensor.file} {shapes}")
+        else:
+            matched[name] = (wanted[name], tensor)
+    faults += [f"tensor {name!r} is in no file" for name in wanted if name not in present]
+    if faults:
+        more = f"; and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
+        raise InvalidCheckpoint(
+            f"checkpoint {files.directory} does not match its config.json: {'; '.join(faults[:LISTED])}{more}"
+        )
+    if skipped:
+        names = ", ".join(sorted({".".join(tensor.name.split(".")[:2]) for tensor in skipped}))
+        logger.info("skipped %d tensors that text generation does not use (%s)", len(skipped), names)
+    return list(matched.values())
