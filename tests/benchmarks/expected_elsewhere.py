@@ -1,8 +1,8 @@
 """What plans expect of GPUs that nothing was measured on: python tests/benchmarks/expected_elsewhere.py
 
 Requests of 8,192 tokens and 256 of answer, alone, alone with the published assistant's drafts, and eight at a time, as
-a table in Markdown; below it what the constants of these GPUs' generations assume of our kernels. docs/benchmarks.md
-has both, and a test holds them.
+a table in Markdown; below it what the constants of these GPUs' generations assume of our kernels.
+docs/expected-speed.md has both, and a test holds them.
 """
 
 from __future__ import annotations

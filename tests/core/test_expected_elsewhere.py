@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what is expected of GPUs that nothing was measured on is what the command prints."""
+"""docs/expected-speed.md: what is expected of GPUs that nothing was measured on is what the command prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMMAND = "tests/benchmarks/expected_elsewhere.py"
 
 
 def test_the_table_of_other_gpus_is_what_the_command_prints() -> None:
-    document = (ROOT / "docs" / "benchmarks.md").read_text()
+    document = (ROOT / "docs" / "expected-speed.md").read_text()
     printed = subprocess.run([sys.executable, COMMAND], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"python {COMMAND}" in document
     table, assumptions = printed.rstrip().split("\n\n")

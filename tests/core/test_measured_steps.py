@@ -1,4 +1,4 @@
-"""Times of single steps that an H200 took beside what the formulas say: docs/benchmarks.md has the table."""
+"""Times of single steps that an H200 took beside what the formulas say: docs/expected-speed.md has the table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelserve.hardware import CATALOGUE
 from modelserve.planning.step_time import NO_ROWS, PromptRows, RankSpeed
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "expected-speed.md").read_text()
 WITHIN = 0.1
 # model | rows that decode | behind tokens | rows of a prompt | measured, ms | expected, ms | error
 ROW = re.compile(
@@ -38,7 +38,7 @@ def expected_ms(variant: str, decodes: int, context: int, rows: int) -> float:
 def test_a_step_is_expected_to_take_what_it_took(row: list[str]) -> None:
     variant, decodes, context, rows, measured, written, error = row
     found = expected_ms(variant, int(decodes), int(context), int(rows))
-    assert found == pytest.approx(float(written), rel=0.005), "docs/benchmarks.md"
+    assert found == pytest.approx(float(written), rel=0.005), "docs/expected-speed.md"
     assert float(error) == pytest.approx(100 * (float(written) / float(measured) - 1), abs=0.1)
     assert found == pytest.approx(float(measured), rel=WITHIN)
 

@@ -10,7 +10,7 @@ so prompts of up to F tokens go in steps of R rows, and behind longer ones the r
     allowed to R rows            R (1 + F / D)
 
 F is half of D: no step takes more than half again what its products take, which costs loads of up to 32,000 tokens a
-prompt nothing, and longer ones 1 % of their rate (docs/performance-log.md). A prompt that fits a step has one.
+prompt nothing, and longer ones 1 % of their rate (docs/history/performance-0.1.md). A prompt that fits a step has one.
 """
 
 from __future__ import annotations

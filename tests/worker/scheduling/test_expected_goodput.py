@@ -1,6 +1,6 @@
 """Requests that arrive at random, as many as are in time: the load driver's own arrivals, over expected steps.
 
-docs/benchmarks.md has the table and the commands, which this holds: each rate's seed is its place in its command.
+docs/expected-speed.md has the table and the commands, which this holds: each rate's seed is its place in its command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from test_objectives import planned
 
 from modelserve_tools.bench.workload import arrivals
 
-DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md").read_text()
+DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "expected-speed.md").read_text()
 SECTION = DOCUMENT[DOCUMENT.index("\n## Goodput\n") :].partition("\n## Chats")[0]
 COMMANDS = dict(re.findall(r"^    tests/gpu/serve_and_bench.sh --variant (\S+) (--poisson .*)$", SECTION, re.MULTILINE))
 # model | a second | requests | in time | TTFT kept | TPOT kept | TTFT mean / p99 | TPOT

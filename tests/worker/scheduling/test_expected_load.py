@@ -1,7 +1,8 @@
 """Expected speed against what an H200 did: the engine's own scheduler, over steps that take what the model expects.
 
-docs/benchmarks.md has the table: each row a load, with what was measured and what comes out here. A constant that was
-fitted on a row says so there; every other figure is held out. The closed form that plans use is held against the same.
+docs/expected-speed.md has the table: each row a load, with what was measured and what comes out here. A constant that
+was fitted on a row says so there; every other figure is held out. The closed form that plans use is held against
+the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from replay import CHUNK, SEQUENCES, Arrival, Replay
 
 from modelserve.planning.expected_speed import Load, load_speed
 
-DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md").read_text()
+DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "expected-speed.md").read_text()
 WITHIN = 0.1
 # model, cache, prompt / answer, c, rows of mixed steps, requests | figure | measured | expected | use
 ROW = re.compile(
@@ -72,7 +73,7 @@ def test_what_is_expected_of_a_load_is_what_was_measured(load: tuple[str, ...]) 
         planned["TTFT"] = evenly.first_token.seconds * 1e3
     for row in (row for row in ROWS if row[:7] == load):
         figure, measured, written = row[7], _number(row[8]), _number(row[9])
-        assert found[figure] == pytest.approx(written, rel=0.005), f"docs/benchmarks.md: {figure}"
+        assert found[figure] == pytest.approx(written, rel=0.005), f"docs/expected-speed.md: {figure}"
         assert found[figure] == pytest.approx(measured, rel=WITHIN), figure
         if figure in planned:
             assert planned[figure] == pytest.approx(measured, rel=WITHIN), f"{figure} in closed form"

@@ -1,6 +1,6 @@
 """Chats beside prompts of 126,000 tokens, one after the other for a minute: who waits for whom on an H200, as expected.
 
-docs/benchmarks.md has the table, which was not measured; what each step takes was (test_expected_load.py).
+docs/expected-speed.md has the table, which was not measured; what each step takes was (test_expected_load.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from replay import Arrival, Replay
 
-DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md").read_text()
+DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "expected-speed.md").read_text()
 # model, rows of mixed steps | chats a second | TTFT of chats p50 / p99 | ITL of chats p99 | TTFT of long prompts, ms
 ROW = re.compile(r"^\| (31B|E4B), ([\d,]+) \| ([\d.]+) \| (\d+) / (\d+) \| (\d+) \| ([\d,]+) \|$", re.MULTILINE)
 ROWS = ROW.findall(DOCUMENT)
