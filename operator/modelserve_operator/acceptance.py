@@ -1,4 +1,4 @@
-"""Whether a valid spec is accepted: by the rules of the installation, and by what it names in its namespace. Pure."""
+"""Decides whether a valid spec is accepted, by rules of the installation and what it names in its namespace. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What admission makes of our own writes to children: known from the answers to them, not from what anybody may write.
+"""Learns what admission makes of our own writes to children from the answers to them, not from what anybody may write.
 
 The annotation on a child outlives the process, but whoever may edit the child can compute it. So it is believed of a
 Deployment alone, when a process sees it for the first time: putting its template right again would replace pods.

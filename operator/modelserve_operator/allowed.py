@@ -1,4 +1,4 @@
-"""What ModelServes of a namespace may ask the operator to write with its rights, by rules of the installation. Pure."""
+"""Checks what ModelServes of a namespace may have the operator write, by rules of the installation. Pure."""
 
 from __future__ import annotations
 

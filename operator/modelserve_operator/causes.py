@@ -1,4 +1,4 @@
-"""Why Kubernetes does not get on with an object, in its own words: from Events, which are asked for only then.
+"""Reads from Events why Kubernetes does not get on with an object, in its own words; they are asked for only then.
 
 A mount that fails, a sandbox that cannot be made and a Job whose pods a quota refuses leave no trace in any status.
 I/O, but no writes.

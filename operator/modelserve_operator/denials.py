@@ -1,4 +1,4 @@
-"""Who denied an object, by the API server's own words. Pure."""
+"""Finds who denied an object in the API server's own words. Pure."""
 
 from __future__ import annotations
 

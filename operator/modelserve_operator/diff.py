@@ -1,4 +1,4 @@
-"""Whether a live object already says what we would apply. Pure; decides between a write and no write."""
+"""Compares a live object with what we would apply. Pure; decides between a write and no write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers an autoscaler may end of its own accord: not one that loads, and not the only one. Pure.
+"""Chooses which workers an autoscaler may end of its own accord: not one that loads, and not the only one. Pure.
 
 Annotations of the pods say so, from their birth on, to Karpenter and to Cluster Autoscaler. What people do is not
 theirs to stop: a drain evicts by the disruption budget. And a node that goes anyway must not wait for ever for a pod

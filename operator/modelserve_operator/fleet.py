@@ -1,4 +1,4 @@
-"""Who moves next to a newer worker, over all ModelServes: a budget, one first, and a halt where it fails. Pure.
+"""Chooses the ModelServe that moves next to a newer worker: a budget, one first, and a halt where it fails. Pure.
 
 Everything follows from what is observed: a ModelServe is on its way while the revision that was committed for it last
 is a move (`Provenance.moved_from`) and is not rolled out. So a new operator goes on where another one stopped.

@@ -1,4 +1,4 @@
-"""What a Deployment or a pod says of a revision that the operator did not write or tell it. Pure.
+"""Finds what a Deployment or a pod says of a revision that the operator did not write or tell it. Pure.
 
 Whoever may edit Deployments and pods may write both, so neither is believed: it is told by name, and left as it is.
 """

@@ -1,5 +1,5 @@
-"""Whether an installed operator works, from outside: `python -m modelserve_operator.helm_test ADDRESS REPLICAS`, the
-chart's test.
+"""Tests from outside whether an installed operator works: `python -m modelserve_operator.helm_test ADDRESS REPLICAS`,
+the chart's test.
 
 One of the replicas holds the Lease; it is alive, and has heard of the cluster through its watches.
 """

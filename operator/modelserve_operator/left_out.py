@@ -1,4 +1,4 @@
-"""Why the nodes that are there offer a spec nothing, node by node. Pure."""
+"""Explains, node by node, why the nodes that are there offer a spec nothing. Pure."""
 
 from __future__ import annotations
 

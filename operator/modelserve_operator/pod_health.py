@@ -1,4 +1,4 @@
-"""Pods that keep failing without ending for good: crash loops, images that cannot be pulled, mounts that fail. Pure."""
+"""Finds pods that fail on without ending for good: crash loops, images that cannot be pulled, failing mounts. Pure."""
 
 from __future__ import annotations
 

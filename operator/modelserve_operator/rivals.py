@@ -1,4 +1,4 @@
-"""Pods of others that would take the place which a rollout is about to make by stopping a worker. Pure.
+"""Finds pods of others that would take the place which a rollout is about to make by stopping a worker. Pure.
 
 One counts that the scheduler could put onto a node of ours, by node selector, required node affinity, taints, and what
 it asks for. Nothing here knows of its volumes, of other pods that it wants near or far, or of expressions in claims: so

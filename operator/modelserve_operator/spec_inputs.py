@@ -1,4 +1,4 @@
-"""What of a spec a plan is made from, and what only its pods are: two hashes over a canonical form. Pure.
+"""Hashes what of a spec a plan is made from, and apart from it what only its pods are, over a canonical form. Pure.
 
 The canonical form leaves out what holds its default, so that a field which a later release adds with a default changes
 no hash. How it is made is numbered: a revision keeps the number with its hashes, and is compared under that one.

@@ -1,4 +1,4 @@
-"""What the cluster looked like when last heard of: one in-memory copy of every watched object.
+"""Keeps one in-memory copy of every watched object, as it was when last heard of.
 
 Fed by the first LIST, by watch events and by the answers to our own writes (so that a reconcile sees what the previous
 one wrote). Only `gather` reads it.

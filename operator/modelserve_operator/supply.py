@@ -1,4 +1,4 @@
-"""What the cluster brings to a plan, at one moment."""
+"""The supply of a plan: what the cluster offers it at one moment."""
 
 from __future__ import annotations
 

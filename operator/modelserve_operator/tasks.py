@@ -1,4 +1,4 @@
-"""How a process of ours lives and ends: its tasks end together, and a signal ends them also before kopf listens."""
+"""Ends a process's tasks together: when the first one ends, or at a signal, also before kopf listens for it."""
 
 from __future__ import annotations
 

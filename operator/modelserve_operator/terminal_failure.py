@@ -1,4 +1,4 @@
-"""What is remembered of a revision whose workers ended for good, and when it is tried again. Pure.
+"""Remembers that a revision's workers ended for good, and says when it is tried again. Pure.
 
 The record lies in an annotation of the revision's Deployment. Growth stops while it says so; attempts follow after 1
 minute, doubling to 30, and at once when somebody asks for one. Neither a node nor a number of replicas is a reason to

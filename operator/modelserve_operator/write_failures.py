@@ -1,4 +1,4 @@
-"""What a refused write means for the ModelServe: a finding for its status, and when to try again. Pure."""
+"""Turns a refused write into a finding for the ModelServe's status and a time to try again. Pure."""
 
 from __future__ import annotations
 

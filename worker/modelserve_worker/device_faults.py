@@ -1,4 +1,4 @@
-"""Errors of a GPU that a process does not outlive, told from those that fail one call. Torch-free.
+"""Tells errors of a GPU that end the process from those that fail one call. Torch-free.
 
 CUDA says of some errors that they leave the process in a state in which every further call returns the same one, until
 it is started anew; hardware's own errors (memory, NVLink) and a context that is gone are no better. Each library words

@@ -1,4 +1,4 @@
-"""What an apply would come to, in sentences: the choice first, then what is short and what would help. Pure.
+"""Says in sentences what an apply would come to: the choice first, then what is short and what would help. Pure.
 
 It is the operator's own decision about the object as it would be, beside the one about the object as it is.
 """

@@ -1,4 +1,4 @@
-"""How many reviews are answered at a time: nobody who reaches the port may have others wait. Pure."""
+"""Bounds how many reviews are answered at a time: nobody who reaches the port may have others wait. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door of a drafter: what proposes, on the device, the tokens that may follow; and what it may read there."""
+"""The interface of a drafter, which proposes on the device the tokens that may follow, and of what it reads there."""
 
 from __future__ import annotations
 

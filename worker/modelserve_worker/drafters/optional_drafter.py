@@ -1,4 +1,4 @@
-"""A drafter without which the model is served as well: looked at before anything is loaded, and left out where it would
+"""Checks a drafter that the model can be served without, before anything is loaded, and leaves it out where it would
 fail. All ranks are started with what this decides."""
 
 from __future__ import annotations

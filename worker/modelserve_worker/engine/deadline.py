@@ -1,4 +1,4 @@
-"""How long a step may take before its device or a rank counts as hung, and its process be silent. Torch-free."""
+"""Bounds how long a step may take before its device counts as hung, and how long its process is silent. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes to the engine next: clients in turn, each client's calls in turn, and nobody holds everything. Torch-free.
+"""Chooses the call that goes to the engine next: clients take turns, and so do the calls of a client. Torch-free.
 
 The engine serves first come, first served, which is fair only among those that it knows. So it is given little more
 than it can run, and everybody else waits here, where a call of 512 prompts is one of many calls and 500 calls of one

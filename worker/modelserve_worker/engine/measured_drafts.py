@@ -1,4 +1,4 @@
-"""How the drafts of a worker are doing, for /v1/plan."""
+"""Counts how many of a worker's drafts were right, for /v1/plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last steps took, by kind and size, for /v1/plan. Kept by the front end, so that no step waits for it."""
+"""Keeps the times of the last steps by kind and size, for /v1/plan: in the front end, so that no step waits for it."""
 
 from __future__ import annotations
 

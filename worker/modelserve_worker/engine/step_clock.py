@@ -1,4 +1,4 @@
-"""How long each step had the device, as the engine's loop sees it: two readings of a clock a step."""
+"""Measures how long each step had the device, as the engine's loop sees it: two readings of a clock a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a grammar can be compiled and followed, asked in the front end, which answers a refusal: over bytes, not
+"""Tries in the front end, which answers a refusal, whether a grammar can be compiled and followed: over bytes, not
 tokens.
 
 The library builds a grammar's states as an answer reaches them, so compiling says little of what following costs. A

@@ -1,4 +1,4 @@
-"""What one grammar may cost to compile, to follow and to keep.
+"""Bounds what one grammar may cost to compile, to follow and to keep.
 
 All bounds are in the library's own units, which unlike seconds do not depend on the machine or its load. What they
 come to was measured with a vocabulary of 262,144 (tests/benchmarks/grammar_gaps.py).

@@ -1,4 +1,4 @@
-"""How long the masks of a step may take while everybody else in it waits.
+"""Bounds how long the masks of a step may take while everybody else in it waits.
 
 What a mask takes depends on the machine, so these bounds decide only who waits for whom, and never which tokens an
 answer has.

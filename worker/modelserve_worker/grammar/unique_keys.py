@@ -1,4 +1,4 @@
-"""No name twice in one object of a JSON document: what a schema leaves free, its grammar cannot count.
+"""Keeps a name from coming twice in one object of a JSON document, which a grammar cannot count where names are free.
 
 The document is read byte by byte as its tokens are sampled; of the tokens that the grammar lets follow, those go that
 would complete a name of the open object again. A name can always be made longer instead, which is what

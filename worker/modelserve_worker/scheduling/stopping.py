@@ -1,5 +1,5 @@
-"""When a request ends by what it says. Nothing else decides it, but for stop strings, which need text: the front end
-finds them and cuts the answer there (`server/answers/sequences.py`).
+"""Decides when a request ends by what it says. Nothing else decides it, but for stop strings, which need text: the
+front end finds them and cuts the answer there (`server/answers/sequences.py`).
 """
 
 from __future__ import annotations

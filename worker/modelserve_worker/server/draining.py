@@ -1,4 +1,4 @@
-"""Leaving a Service without a failed request: what SIGTERM means for connections.
+"""Closes connections after SIGTERM so that no request fails while the pod leaves its Service.
 
 Clients keep connections and send their next request on them whenever they like, so a server that closes one may cross a
 request that is on its way: the client sees an error that no client library hides without retries. Only an answer that

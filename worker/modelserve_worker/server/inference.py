@@ -1,4 +1,4 @@
-"""How a body becomes an answer, whole or as a stream, or what follows from the body alone; whatever its route."""
+"""Answers a body, whole or as a stream, or by what follows from the body alone; whatever its route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server is doing: loading, ready or draining. The composition root writes it, the routes read it."""
+"""The state of the server: loading, ready or draining. The composition root writes it, the routes read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last guard of a plan: is the GPU that this rank finds the one that its settings were sized for? Torch-free.
+"""Checks that the GPU which this rank finds is the one that its settings were sized for. Torch-free.
 
 Labels that are wrong, late or somebody else's guess can lead a pod to another GPU. Its memory would be seen by the
 pool, its speed and its kernels by nobody, so another product ends the worker for good, and the message has both sides.

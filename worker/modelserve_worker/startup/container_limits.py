@@ -1,4 +1,4 @@
-"""How many cores and how much memory the container of this process may use. Without torch."""
+"""Reads how many cores and how much memory the container of this process may use. Without torch."""
 
 from __future__ import annotations
 

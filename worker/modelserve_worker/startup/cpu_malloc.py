@@ -1,4 +1,4 @@
-"""What the C library does with memory that a step on a CPU has freed."""
+"""Has the C library keep memory that a step on a CPU has freed, for the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels a worker launches, found without a GPU: the product's own code runs over tensors that hold nothing.
+"""Finds which kernels a worker launches, without a GPU: the product's own code runs over tensors that hold nothing.
 
 The decoder, its attention backend and the sampler run every step that start-up captures, on torch's fake tensors of a
 CUDA device that need not exist. Triton specialises each launch as it would there (types, integers that are 1 or divide

@@ -1,4 +1,4 @@
-"""What an empty kernel cache costs a start: the kernels are compiled beside the loading of weights, on the other cores.
+"""Compiles kernels beside the loading of weights, on the other cores, where a start finds its kernel cache empty.
 
 `start_kernels_ahead` starts one process before anything else. It finds what a rank will launch (`kernel_trace`) and has
 it compiled in forks of itself (`kernel_build`), into the cache where every rank then looks. It uses no GPU. Whoever

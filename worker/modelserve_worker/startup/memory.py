@@ -1,4 +1,4 @@
-"""How large the cache pool of a rank may be, and the longest request that fits in it."""
+"""Measures how large the cache pool of a rank may be, and finds the longest request that fits in it."""
 
 from __future__ import annotations
 

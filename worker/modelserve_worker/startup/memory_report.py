@@ -1,4 +1,4 @@
-"""What the memory of one rank really went to: the measured side of /v1/plan. Torch-free."""
+"""Reports what the memory of one rank really went to: the measured side of /v1/plan. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NVML says of GPUs: it needs no context on a device, which costs hundreds of MiB, and no torch."""
+"""Asks NVML about GPUs, which needs no context on a device (that costs hundreds of MiB) and no torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the host sends to the device without waiting: small arrays, and buffers of 32-bit words that a step's metadata
-and table updates cross in, in one copy."""
+"""Sends small arrays to the device without waiting, and a step's metadata and table updates as one buffer of 32-bit
+words, in one copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens the constrained rows of a step may sample, on its way from the host to the sampler."""
+"""Brings masks of the tokens that a step's constrained rows may sample from the host to the sampler."""
 
 from __future__ import annotations
 

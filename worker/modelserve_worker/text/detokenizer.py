@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive. Nothing emitted is ever taken back, and no character is ever emitted in part."""
+"""Turns token ids into text while they arrive. Nothing emitted is taken back, no character is emitted in part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to token ids: where control tokens may come from, and how many tokens are worth the work.
+"""Turns text into token ids: says where control tokens may come from, and how many tokens are worth the work.
 
 A control token (`<|turn>`, `<bos>`, ...) is made only where a template, or the raw prompt of a completion, spells one.
 What a request says inside a conversation is text, whatever it spells: `guarded` puts half of a surrogate pair, which no

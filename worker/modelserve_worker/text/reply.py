@@ -1,4 +1,4 @@
-"""An answer's tokens to its parts while they arrive: what the model thought, what it says, the functions it calls.
+"""Splits an answer into its parts while tokens arrive: what the model thought, what it says, the functions it calls.
 
 Thoughts, content and the arguments of calls come out token by token. Nothing emitted is taken back, and the parts do
 not depend on how the tokens were grouped.

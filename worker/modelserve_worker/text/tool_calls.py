@@ -1,4 +1,4 @@
-"""Gemma 4's syntax for the call of a function, call:NAME{key:VALUE,...}, to JSON while it arrives.
+"""Turns Gemma 4's syntax for the call of a function, call:NAME{key:VALUE,...}, into JSON while it arrives.
 
 VALUE is a string between quote tokens, a number as in JSON, true, false, null, a list [VALUE,...] or an object
 {key:VALUE,...}. A key stands bare, or between quote tokens.

@@ -1,4 +1,4 @@
-"""What the safetensors files of a checkpoint directory hold, and where: from their headers, before a tensor is read."""
+"""Reads from headers what the safetensors files of a checkpoint directory hold, and where, before a tensor is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folder the kernel cache is: Triton's, or a new one for this process and those that it starts, where that
+"""Chooses the folder of the kernel cache: Triton's, or a new one for this process and those that it starts, where that
 cannot be written or is not to be trusted. Torch-free and without Triton."""
 
 from __future__ import annotations

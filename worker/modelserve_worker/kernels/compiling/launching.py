@@ -1,4 +1,4 @@
-"""Whether kernels are launched, or noted instead: by whoever compiles them ahead, without a GPU (`kernel_trace`)."""
+"""Switches launches off for whoever notes them, to compile kernels ahead without a GPU (`kernel_trace`)."""
 
 from __future__ import annotations
 
