@@ -148,9 +148,11 @@ def _faults(words: Sequence[str], commands: Sequence[Command]) -> dict[str, str]
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             _start(words)
-        raise AssertionError(f"{words} parses nothing")
+        return {str(command): "parses nothing" for command in commands}
     except _Parsed:
         return faults
+    except Exception as error:  # such as a module that is not there any more
+        return {str(command): f"{type(error).__name__}: {error}" for command in commands}
     finally:
         restore()
 

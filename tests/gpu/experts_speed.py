@@ -26,13 +26,13 @@ from torch import Tensor
 from modelserve.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS, Formats, resolve
+from modelserve_worker.kernels.experts import routing_triton
 from modelserve_worker.kernels.experts.experts import (
     BranchNorms,
     Choice,
     ExpertDoors,
     PlainExperts,
     Shares,
-    routing_triton,
 )
 from modelserve_worker.kernels.experts.experts_triton import TILES, ExpertTile, products_with
 from modelserve_worker.kernels.operations import Operations
