@@ -6,6 +6,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def _lines(path: Path) -> int:
 
 def test_no_module_is_longer_than_400_lines() -> None:
     assert {str(p.relative_to(ROOT)): _lines(p) for p in (*MODULES, *KERNELS) if _lines(p) > 400} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES[:2])
+def test_no_folder_holds_more_than_15_modules(package: str) -> None:
+    held = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES if (ROOT / package) in path.parents)
+    assert {folder: count for folder, count in held.items() if count > 15} == {}
 
 
 def test_the_median_module_is_short() -> None:

@@ -24,8 +24,8 @@ from modelserve.api.schema_types import LabelKey, LabelValue, Product
 from modelserve.bounded_yaml import load_document
 from modelserve.errors import InvalidInput
 from modelserve.hardware import ARCH_LABEL, CPU_PRODUCT, PCIE_LINK, Accelerator, usual_architecture, visible_bytes
-from modelserve.planning.offers import AcceleratorOffer
-from modelserve.planning.pinning import pinned_terms
+from modelserve.planning.pools.offers import AcceleratorOffer
+from modelserve.planning.pools.pinning import pinned_terms
 
 CATALOGUE_NAME = "modelserve-accelerators"  # of the ConfigMap, in the operator's namespace
 MAX_ENTRIES = 256

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
-from modelserve.checkpoint_files import (
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.checkpoint_files import (
     CONFIG_FILE,
     INDEX_FILE,
     TensorEntry,
@@ -19,14 +21,12 @@ from modelserve.checkpoint_files import (
     read_json_object,
     weight_files,
 )
-from modelserve.engine_args import EngineArgs
-from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.model_facts import AssistantFacts, ModelFacts
-from modelserve.quantization_config import stated_format
+from modelserve.model.model_facts import AssistantFacts, ModelFacts
+from modelserve.model.quantization_config import stated_format
+from modelserve.model.weight_format import BFLOAT16, FLOAT32, StoredType, TextLinear, WeightFormat, dense_format
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import Speculation
-from modelserve.weight_format import BFLOAT16, FLOAT32, StoredType, TextLinear, WeightFormat, dense_format
 
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 _FORMATS = {"BF16": BFLOAT16, "F32": FLOAT32}

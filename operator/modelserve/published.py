@@ -14,11 +14,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
-from modelserve.model_facts import AssistantFacts, ModelFacts
-from modelserve.sizing.weights import weight_terms
-from modelserve.weight_format import BFLOAT16, int4
+from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.model_facts import AssistantFacts, ModelFacts
+from modelserve.model.weight_format import BFLOAT16, int4
+from modelserve.sizing.weights.text import weight_terms
 
 _NAME = re.compile(r"hf://google/gemma-4-(?P<variant>[A-Z0-9-]+?)(?P<form>-it|-it-qat-w4a16-ct)?")
 _QAT_FORM = "-it-qat-w4a16-ct"

@@ -13,20 +13,20 @@ import kopf
 
 from modelserve.api import GROUP, PLURAL
 from modelserve.errors import InvalidInput
-from modelserve_operator import endpoint
-from modelserve_operator.apply import Applier
-from modelserve_operator.gather import Gatherer
-from modelserve_operator.handlers import build_registry, build_settings
-from modelserve_operator.kube import ClusterKube, KubeError
-from modelserve_operator.leadership import Leadership, LeaseLostError
+from modelserve_operator.cluster.kube import ClusterKube, KubeError
+from modelserve_operator.cluster.store import Store
+from modelserve_operator.gathering.gather import Gatherer
+from modelserve_operator.gathering.handlers import build_registry, build_settings
+from modelserve_operator.gathering.replanning import Replanning
+from modelserve_operator.gathering.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.learning.shared_config import SharedConfig
+from modelserve_operator.process import endpoint
+from modelserve_operator.process.leadership import Leadership, LeaseLostError
+from modelserve_operator.process.tasks import until_first_ends, until_signal
+from modelserve_operator.process.work_queue import WorkQueue
 from modelserve_operator.reconcile import Reconciler
-from modelserve_operator.replanning import Replanning
 from modelserve_operator.settings import Settings, WorkerAccess, from_environment
-from modelserve_operator.store import Store
-from modelserve_operator.tasks import until_first_ends, until_signal
-from modelserve_operator.watchdog import Watchdog, WatchFrozenError
-from modelserve_operator.work_queue import WorkQueue
+from modelserve_operator.writing.apply import Applier
 
 logger = logging.getLogger("modelserve_operator")
 

@@ -16,8 +16,8 @@ from modelserve import __version__
 from modelserve.crd import CRD_NAME, RELEASE_ANNOTATION, custom_resource_definition
 from modelserve.releases import release_number
 from modelserve_operator import labels
-from modelserve_operator.kinds import DEFINITION
-from modelserve_operator.kube import ClusterKube, Kube, KubeError
+from modelserve_operator.cluster.kinds import DEFINITION
+from modelserve_operator.cluster.kube import ClusterKube, Kube, KubeError
 
 logger = logging.getLogger(__name__)
 

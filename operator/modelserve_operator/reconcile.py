@@ -9,8 +9,43 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from modelserve_operator import disruption, labels, resource_metrics
-from modelserve_operator.apply import (
+from modelserve_operator import labels
+from modelserve_operator.cluster.kinds import CONFIG_MAP
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.cluster.store import shown_speed
+from modelserve_operator.gathering.gather import Gatherer
+from modelserve_operator.learning.calibration import measurement
+from modelserve_operator.learning.shared_config import SharedConfig
+from modelserve_operator.learning.speed_calibration import speed_factors
+from modelserve_operator.observed.inspection import seconds_left
+from modelserve_operator.observed.pod_health import patience_left
+from modelserve_operator.observed.snapshot import Observed, Pod, WorkerReport
+from modelserve_operator.planning.decision import Decision
+from modelserve_operator.planning.drafters import acceptance_of, waits_for_commits
+from modelserve_operator.planning.plan import decide, moving, waiting_to_move
+from modelserve_operator.process.work_queue import Key
+from modelserve_operator.reasons import Reason
+from modelserve_operator.reporting import resource_metrics
+from modelserve_operator.reporting.capacity_buffers import RefusedBuffer
+from modelserve_operator.reporting.conditions import View
+from modelserve_operator.reporting.routed import RefusedRoute
+from modelserve_operator.reporting.status import summarise, transitions
+from modelserve_operator.reporting.write_failures import (
+    REFUSED_SECONDS,
+    WriteFailure,
+    contested,
+    name_taken,
+    refused,
+    unfit,
+)
+from modelserve_operator.rollout import disruption
+from modelserve_operator.rollout.fleet import Limits, turn
+from modelserve_operator.rollout.next_step import RunningRevision, Step, kept, next_step
+from modelserve_operator.rollout.rivals import gives_away
+from modelserve_operator.rollout.running import known_revisions, replacements, running_revisions
+from modelserve_operator.settings import Settings
+from modelserve_operator.sources import surges_first
+from modelserve_operator.writing.apply import (
     Applier,
     NameTakenError,
     PredecessorError,
@@ -18,38 +53,12 @@ from modelserve_operator.apply import (
     UnfitError,
     WriteError,
 )
-from modelserve_operator.buffer_writer import CapacityBuffers
-from modelserve_operator.capacity_buffers import RefusedBuffer
-from modelserve_operator.children import Children
-from modelserve_operator.conditions import View
-from modelserve_operator.decision import Decision
-from modelserve_operator.drafters import acceptance_of, waits_for_commits
-from modelserve_operator.drift import DriftContestedError
-from modelserve_operator.fleet import Limits, turn
-from modelserve_operator.gateway_routes import GatewayRoutes
-from modelserve_operator.gather import Gatherer
-from modelserve_operator.halted_moves import HaltedMoves
-from modelserve_operator.inspection import seconds_left
-from modelserve_operator.kinds import CONFIG_MAP
-from modelserve_operator.kube import KubeError
-from modelserve_operator.learning.calibration import measurement
-from modelserve_operator.learning.shared_config import SharedConfig
-from modelserve_operator.learning.speed_calibration import speed_factors
-from modelserve_operator.observed import Observed, Pod, WorkerReport
-from modelserve_operator.plan import decide, moving, waiting_to_move
-from modelserve_operator.pod_health import patience_left
-from modelserve_operator.reasons import Reason
-from modelserve_operator.rivals import gives_away
-from modelserve_operator.rollout import RunningRevision, Step, kept, next_step
-from modelserve_operator.routed import RefusedRoute
-from modelserve_operator.running import known_revisions, replacements, running_revisions
-from modelserve_operator.settings import Settings
-from modelserve_operator.sources import surges_first
-from modelserve_operator.status import summarise, transitions
-from modelserve_operator.status_contest import StatusContestedError
-from modelserve_operator.store import shown_speed
-from modelserve_operator.work_queue import Key
-from modelserve_operator.write_failures import REFUSED_SECONDS, WriteFailure, contested, name_taken, refused, unfit
+from modelserve_operator.writing.buffer_writer import CapacityBuffers
+from modelserve_operator.writing.children import Children
+from modelserve_operator.writing.drift import DriftContestedError
+from modelserve_operator.writing.gateway_routes import GatewayRoutes
+from modelserve_operator.writing.halted_moves import HaltedMoves
+from modelserve_operator.writing.status_contest import StatusContestedError
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from modelserve.api.spec import WorkerPolicy
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve_operator.allowed import ANY, AllowRule
-from modelserve_operator.inventory import PassingTaints
+from modelserve_operator.inventory.pools import PassingTaints
 
 PREFIX = "MODELSERVE_"
 DEFAULT_NAMESPACE = "modelserve-system"

@@ -14,10 +14,10 @@ from modelserve.api import ModelServeSpec
 from modelserve.api.speed import ExpectedSpeed
 from modelserve.api.status import PlanStatus
 from modelserve.hardware import CATALOGUE
+from modelserve.model.weight_format import BFLOAT16, WeightFormat, int4
 from modelserve.planning import AcceleratorOffer, plan
-from modelserve.planning.engine_rates import EngineRates, engine_rates
+from modelserve.planning.speed.engine_rates import EngineRates, engine_rates
 from modelserve.published import published_model
-from modelserve.weight_format import BFLOAT16, WeightFormat, int4
 
 INPUT, OUTPUT = 8192, 256
 INT4 = int4(32)

@@ -28,7 +28,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.published import published_model
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch

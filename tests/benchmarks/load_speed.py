@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement

@@ -29,12 +29,12 @@ from scale_operator import cpu_seconds
 
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.preview_webhook import PreviewWebhook, at_url, chart_objects, preview_webhook
-from modelserve_operator.inventory import Inventory
+from modelserve_operator.inventory.pools import Inventory
+from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.manifests.revision_objects import controller_revision
-from modelserve_operator.observed import Observed
-from modelserve_operator.plan import decide
+from modelserve_operator.observed.snapshot import Observed
+from modelserve_operator.planning.plan import decide
 from modelserve_operator.settings import Settings
-from modelserve_operator.supply import Supply
 
 LIMIT_S = 0.1
 REVISIONS = f"/apis/apps/v1/namespaces/{fleet.NAMESPACE}/controllerrevisions"

@@ -21,9 +21,9 @@ from localcluster.settings import ClusterError
 from modelserve import __version__
 from modelserve.catalogue import CatalogueEntry, user_catalogue
 from modelserve.crd import FILE_NAME, crd_yaml
-from modelserve_operator import kinds
 from modelserve_operator.allowed import AllowRule
-from modelserve_operator.inventory import PassingTaints
+from modelserve_operator.cluster import kinds
+from modelserve_operator.inventory.pools import PassingTaints
 from modelserve_operator.settings import Settings, from_environment
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import yaml
 from localcluster.binaries import require_tool
 from localcluster.helm import Helm, HelmError
 from localcluster.settings import ClusterError
-from modelserve_operator import kinds
+from modelserve_operator.cluster import kinds
 from modelserve_operator.settings import Settings, WebhookSettings, read
 
 VALUES: dict[str, Any] = {

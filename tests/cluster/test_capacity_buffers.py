@@ -19,16 +19,16 @@ from localcluster.kubectl import KubectlError
 from localcluster.settings import ClusterError
 from modelserve.api import ModelServe
 from modelserve.published import published_model
-from modelserve_operator.apply import Applier
-from modelserve_operator.inventory import Pool
-from modelserve_operator.kinds import CAPACITY_BUFFER, POD_TEMPLATE
-from modelserve_operator.kube import ClusterKube
+from modelserve_operator.cluster.kinds import CAPACITY_BUFFER, POD_TEMPLATE
+from modelserve_operator.cluster.kube import ClusterKube
+from modelserve_operator.cluster.store import Store
+from modelserve_operator.inventory.pools import Pool
+from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.manifests.buffer_objects import buffer_template, capacity_buffer
-from modelserve_operator.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
-from modelserve_operator.store import Store
-from modelserve_operator.supply import Supply
+from modelserve_operator.writing.apply import Applier
 
 pytestmark = pytest.mark.e2e
 

@@ -22,17 +22,17 @@ from localcluster.operator_process import permissions
 from localcluster.processes import spawn
 from modelserve.api import ModelServe
 from modelserve.published import published_model
-from modelserve_operator.inventory import Inventory
-from modelserve_operator.kinds import CLAIM_TEMPLATE
-from modelserve_operator.kube import ClusterKube
+from modelserve_operator.cluster.kinds import CLAIM_TEMPLATE
+from modelserve_operator.cluster.kube import ClusterKube
+from modelserve_operator.gathering.pending_pods import PendingPods
+from modelserve_operator.inventory.pools import Inventory
+from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.manifests.claim_template import claim_template
-from modelserve_operator.observed import Observed, Pod
-from modelserve_operator.pending_pods import PendingPods
-from modelserve_operator.revision import Revision
-from modelserve_operator.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.observed.snapshot import Observed, Pod
+from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.revisions.revision import Revision
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
-from modelserve_operator.supply import Supply
 
 pytestmark = pytest.mark.e2e
 

@@ -15,11 +15,11 @@ from localcluster.binaries import module_folder
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.settings import REPOSITORY
 from modelserve.api import ModelServe
-from modelserve_operator.apply import Applier
-from modelserve_operator.kinds import HTTP_ROUTE, INFERENCE_POOL
-from modelserve_operator.kube import ClusterKube
+from modelserve_operator.cluster.kinds import HTTP_ROUTE, INFERENCE_POOL
+from modelserve_operator.cluster.kube import ClusterKube
+from modelserve_operator.cluster.store import Store
 from modelserve_operator.manifests.gateway_objects import http_route, inference_pool
-from modelserve_operator.store import Store
+from modelserve_operator.writing.apply import Applier
 
 pytestmark = pytest.mark.e2e
 

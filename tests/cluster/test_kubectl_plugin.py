@@ -16,7 +16,7 @@ from localcluster.settings import REPOSITORY
 from localcluster.tenant import TENANT
 from modelserve.cli.kubectl_plugin import NOT_COUNTED
 from modelserve.cli.plan_command import PlanOptions, run_plan
-from modelserve.model_facts import FACTS_KEY
+from modelserve.model.model_facts import FACTS_KEY
 from modelserve.published import published_model
 from modelserve_operator import labels
 

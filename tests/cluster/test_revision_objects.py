@@ -14,17 +14,17 @@ from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.kubectl import KubectlError
 from modelserve.api import ModelServe
 from modelserve.published import published_model
-from modelserve_operator.apply import Applier
-from modelserve_operator.inventory import Pool
-from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT
-from modelserve_operator.kube import ClusterKube, KubeError
+from modelserve_operator.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT
+from modelserve_operator.cluster.kube import ClusterKube, KubeError
+from modelserve_operator.cluster.store import Store
+from modelserve_operator.inventory.pools import Pool
+from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.manifests.revision_objects import controller_revision, deployment, engine_config_map
-from modelserve_operator.revision import Revision, bare, revision_of
-from modelserve_operator.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.revisions.revision import Revision, bare, revision_of
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
-from modelserve_operator.store import Store
-from modelserve_operator.supply import Supply
+from modelserve_operator.writing.apply import Applier
 
 pytestmark = pytest.mark.e2e
 

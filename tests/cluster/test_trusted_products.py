@@ -21,7 +21,7 @@ from localcluster.settings import ClusterError
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import plan
-from modelserve.planning.declared_pools import named_offers
+from modelserve.planning.pools.declared_pools import named_offers
 from modelserve.published import published_model
 
 pytestmark = pytest.mark.e2e

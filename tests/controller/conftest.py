@@ -18,14 +18,12 @@ import pytest
 
 from modelserve.api import CalibrationTerm
 from modelserve.api.status import UNOBSERVED
-from modelserve.architecture import ModelArchitecture
-from modelserve.model_facts import ModelFacts
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.model_facts import ModelFacts
+from modelserve.model.weight_format import BFLOAT16
 from modelserve.planning import ENGINE_VERSION
-from modelserve.weight_format import BFLOAT16
 from modelserve_operator import labels
-from modelserve_operator.apply import Applier
-from modelserve_operator.gather import Gatherer
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CLAIM,
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -42,12 +40,14 @@ from modelserve_operator.kinds import (
     WATCHED,
     ResourceKind,
 )
-from modelserve_operator.kube import KubeError, WorkerUnreachableError
+from modelserve_operator.cluster.kube import KubeError, WorkerUnreachableError
+from modelserve_operator.cluster.store import Store, key_of
+from modelserve_operator.gathering.gather import Gatherer
 from modelserve_operator.learning.shared_config import SharedConfig
+from modelserve_operator.process.work_queue import Key
 from modelserve_operator.reconcile import Reconciler
 from modelserve_operator.settings import Settings
-from modelserve_operator.store import Store, key_of
-from modelserve_operator.work_queue import Key
+from modelserve_operator.writing.apply import Applier
 
 Body = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 `python tests/controller/spec_reference.py` writes the page; a test fails where it says something else. What an edit of
 a field does is not written down anywhere: each field is edited, and the operator's own hashes of what plans and pods
-are made from (`modelserve_operator.spec_inputs`) are compared before and after.
+are made from (`modelserve_operator.revisions.spec_inputs`) are compared before and after.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from modelserve.api import GROUP, SHORT_NAMES, VERSION
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import ModelServeStatus
 from modelserve.crd import structural
-from modelserve_operator.spec_inputs import spec_inputs
+from modelserve_operator.revisions.spec_inputs import spec_inputs
 
 PAGE = Path(__file__).parents[2] / "docs" / "modelserve.md"
 Schema = dict[str, Any]

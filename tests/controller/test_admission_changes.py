@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from modelserve.model_facts import ModelFacts
-from modelserve_operator import drift
-from modelserve_operator.kinds import DEPLOYMENT, JOB, POD, ResourceKind
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator.cluster.kinds import DEPLOYMENT, JOB, POD, ResourceKind
+from modelserve_operator.writing import drift
 
 Body = dict[str, Any]
 

@@ -11,7 +11,7 @@ import pytest
 from modelserve.api import ModelServe
 from modelserve.errors import InvalidInput
 from modelserve_operator.allowed import AllowRule, not_allowed
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CAPACITY_BUFFER,
     CLAIM,
     DEPLOYMENT,
@@ -21,8 +21,8 @@ from modelserve_operator.kinds import (
     POD_TEMPLATE,
     SERVICE,
 )
+from modelserve_operator.cluster.store import key_of
 from modelserve_operator.settings import Settings, from_environment
-from modelserve_operator.store import key_of
 from modelserve_operator.webhook.preview import preview
 
 GATEWAY = {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["gemma.example.com"]}

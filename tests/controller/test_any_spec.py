@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from random_specs import RandomSpecs
 
-from modelserve.model_facts import ModelFacts
-from modelserve_operator.kinds import JOB, MODEL_SERVE
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator.cluster.kinds import JOB, MODEL_SERVE
 
 COUNT = int(os.environ.get("MODELSERVE_SPECS", "200"))
 SETTLED = {"Accepted", "Planned", "Available"}

@@ -10,7 +10,7 @@ from modelserve.api import ModelServe
 from modelserve.planning import offers_from_nodes, plan
 from modelserve.published import published_model
 from modelserve_operator import labels
-from modelserve_operator.kinds import MODEL_SERVE, NODE, POD
+from modelserve_operator.cluster.kinds import MODEL_SERVE, NODE, POD
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}

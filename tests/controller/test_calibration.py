@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from rank_of import rank_of
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning import ENGINE_VERSION
 from modelserve.published import published_model
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
-from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
-from modelserve_operator.kube import KubeError
+from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_SERVE, POD
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.inventory.measurements import MAX_ENTRIES, MAX_OF_NAMESPACE, Entry, Measurements
 from modelserve_operator.learning.shared_config import CALIBRATION_NAME, SharedConfig
-from modelserve_operator.measurements import MAX_ENTRIES, MAX_OF_NAMESPACE, Entry, Measurements
-from modelserve_operator.metrics import REGISTRY
+from modelserve_operator.process.metrics import REGISTRY
 
 MIB = 1 << 20
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CAPACITY_BUFFER,
     CAPACITY_BUFFER_ALPHA,
     DEPLOYMENT,
@@ -19,7 +19,7 @@ from modelserve_operator.kinds import (
     SERVICE,
     ResourceKind,
 )
-from modelserve_operator.kube import KubeError
+from modelserve_operator.cluster.kube import KubeError
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 ASKED = {"replicas": 1}

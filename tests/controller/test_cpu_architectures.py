@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserve_operator.kinds import DEPLOYMENT, NODE
+from modelserve_operator.cluster.kinds import DEPLOYMENT, NODE
 
 ARCH = "kubernetes.io/arch"
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 4}

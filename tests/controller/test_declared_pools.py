@@ -12,12 +12,12 @@ import pytest
 from modelserve.api import ModelServeSpec
 from modelserve.catalogue import CATALOGUE_NAME
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.declared_pools import declared_offers
-from modelserve_operator.gather import NOTHING
-from modelserve_operator.handlers import build_registry
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, NODE_POOL, SERVICE
-from modelserve_operator.replanning import Replanning
-from modelserve_operator.work_queue import WorkQueue
+from modelserve.planning.pools.declared_pools import declared_offers
+from modelserve_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, NODE, NODE_POOL, SERVICE
+from modelserve_operator.gathering.gather import NOTHING
+from modelserve_operator.gathering.handlers import build_registry
+from modelserve_operator.gathering.replanning import Replanning
+from modelserve_operator.process.work_queue import WorkQueue
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 GPU_NAME = "karpenter.k8s.aws/instance-gpu-name"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator.kinds import DEPLOYMENT, NODE, POD
-from modelserve_operator.kube import KubeError
-from modelserve_operator.observed import Pod
+from modelserve_operator.cluster.kinds import DEPLOYMENT, NODE, POD
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.observed.snapshot import Pod
 
 KARPENTER, AUTOSCALER = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
 SPARED, FREE = ("true", "false"), (None, "true")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from configs import assistant_config_json
 
-from modelserve.assistant import AssistantArchitecture
 from modelserve.engine_args import EngineArgs
-from modelserve.model_facts import AssistantFacts, ModelFacts
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_operator import labels
-from modelserve_operator.kinds import CLAIM, CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, JOB, POD
+from modelserve_operator.cluster.kinds import CLAIM, CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, JOB, POD
 from modelserve_operator.manifests.worker_template import with_worker
-from modelserve_operator.revision import Worker
+from modelserve_operator.revisions.revision import Worker
 
 E2B = {"uri": "hf://google/gemma-4-E2B-it"}
 DRAFTED = {"drafter": {"published": True}, "workload": {"concurrency": 2}}

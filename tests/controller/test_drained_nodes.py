@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator.kinds import DISRUPTION_BUDGET, NODE, POD
-from modelserve_operator.kube import KubeError
-from modelserve_operator.observed import Pod
+from modelserve_operator.cluster.kinds import DISRUPTION_BUDGET, NODE, POD
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.observed.snapshot import Pod
 
 CORDON = {"unschedulable": True}
 GPU_TAINT = {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}

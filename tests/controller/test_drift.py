@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator import drift, labels
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, MODEL_SERVE, POD, SERVICE, ResourceKind
-from modelserve_operator.kube import KubeError
+from modelserve_operator import labels
+from modelserve_operator.cluster.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    MODEL_SERVE,
+    POD,
+    SERVICE,
+    ResourceKind,
+)
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.writing import drift
 
 Body = dict[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CLAIM,
     CONFIG_MAP,
     CONTROLLER_REVISION,

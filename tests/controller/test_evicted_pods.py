@@ -11,7 +11,7 @@ import pytest
 
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
-from modelserve_operator.kinds import DEPLOYMENT, POD
+from modelserve_operator.cluster.kinds import DEPLOYMENT, POD
 
 BROKEN = TerminationMessage(reason=TerminationReason.InvalidCheckpoint, message="no such file").encode()
 

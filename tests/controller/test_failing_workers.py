@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from modelserve.model_facts import ModelFacts
+from modelserve.model.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
-from modelserve_operator.kinds import DEPLOYMENT, NODE, POD
-from modelserve_operator.observed import Pod
-from modelserve_operator.terminal_failure import FailureRecord, next_record
+from modelserve_operator.cluster.kinds import DEPLOYMENT, NODE, POD
+from modelserve_operator.observed.snapshot import Pod
+from modelserve_operator.observed.terminal_failure import FailureRecord, next_record
 
 REASON = TerminationReason.InvalidCheckpoint
 ENDED = {

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator import drift, labels
-from modelserve_operator.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD, SERVICE
+from modelserve_operator import labels
+from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD, SERVICE
+from modelserve_operator.writing import drift
 
 LATER = "2099-01-01T00:00:00+00:00"
 RECORD = {"reason": "InvalidCheckpoint", "message": "no", "attempts": 3, "ready": 0, "trying": False}

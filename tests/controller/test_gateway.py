@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import DEPLOYMENT, HTTP_ROUTE, INFERENCE_POOL, POD, SERVICE, ResourceKind
-from modelserve_operator.kube import KubeError
+from modelserve_operator.cluster.kinds import DEPLOYMENT, HTTP_ROUTE, INFERENCE_POOL, POD, SERVICE, ResourceKind
+from modelserve_operator.cluster.kube import KubeError
 
 PARENT = {"name": "inference-gateway", "namespace": "gateways", "sectionName": "https"}
 PICKER = {"name": "gemma-epp", "port": 9002}

@@ -21,7 +21,7 @@ from localcluster.binaries import require_tool
 from localcluster.settings import ClusterError
 from modelserve.crd import custom_resource_definition
 from modelserve_operator import labels
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CAPACITY_BUFFER,
     CONTROLLER_REVISION,
     DEPLOYMENT,

@@ -8,8 +8,8 @@ import pytest
 
 from modelserve.api import ModelServe
 from modelserve.errors import InvalidInput
-from modelserve.model_facts import ModelFacts
-from modelserve_operator.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, JOB
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator.cluster.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, JOB
 
 HEAD = {
     "apiVersion": "serving.modelserve.dev/v1alpha1",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from modelserve.model_facts import ModelFacts
+from modelserve.model.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
-from modelserve_operator.kinds import EVENT, JOB, POD
+from modelserve_operator.cluster.kinds import EVENT, JOB, POD
 
 Body = dict[str, Any]
 QUOTA = 'Error creating: pods "tiny-inspect-x" is forbidden: exceeded quota: small, requested: pods=1, limited: pods=0'

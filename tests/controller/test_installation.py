@@ -11,14 +11,15 @@ from modelserve import __version__
 from modelserve.api import ModelServe
 from modelserve.crd import CRD_NAME, RELEASE_ANNOTATION, custom_resource_definition
 from modelserve.errors import InvalidInput
-from modelserve.model_facts import ModelFacts
-from modelserve_operator import crd_upgrade, helm_test, labels, resource_metrics
-from modelserve_operator.kinds import DEFINITION, DEPLOYMENT, DISRUPTION_BUDGET, MODEL_SERVE, SERVICE
-from modelserve_operator.metrics import REGISTRY
-from modelserve_operator.revision_builder import RevisionBuilder, plan_for
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator import crd_upgrade, helm_test, labels
+from modelserve_operator.cluster.kinds import DEFINITION, DEPLOYMENT, DISRUPTION_BUDGET, MODEL_SERVE, SERVICE
+from modelserve_operator.inventory.supply import Supply
+from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.process.metrics import REGISTRY
+from modelserve_operator.reporting import resource_metrics
 from modelserve_operator.settings import Settings, from_environment
 from modelserve_operator.sources import model_source
-from modelserve_operator.supply import Supply
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from modelserve.planning.eligibility import Taint
-from modelserve.planning.resource_slices import Devices
-from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.inventory import Inventory, PassingTaints, pool_of, pool_offers
+from modelserve.planning.pools.eligibility import Taint
+from modelserve.planning.pools.resource_slices import Devices
+from modelserve_operator.inventory.catalogue import Catalogue
+from modelserve_operator.inventory.pools import Inventory, PassingTaints, pool_of, pool_offers
 
 
 def _node(name: str = "a", *, product: str = "NVIDIA-L4", gpus: str = "2", **labels: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from modelserve_operator import leadership, metrics
-from modelserve_operator.leadership import Leadership, LeaseLostError
+from modelserve_operator.process import leadership, metrics
+from modelserve_operator.process.leadership import Leadership, LeaseLostError
 
 
 class Leases:

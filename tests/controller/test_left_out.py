@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator.kinds import DEPLOYMENT, NODE
+from modelserve_operator.cluster.kinds import DEPLOYMENT, NODE
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}

@@ -12,18 +12,18 @@ import yaml
 from modelserve.api import ModelServe, ModelServeSpec
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
-from modelserve.model_facts import ModelFacts
+from modelserve.model.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.inventory import Pool
-from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES, OPTIONAL, WATCHED
+from modelserve_operator.cluster.kinds import CLUSTER_RULES, NAMESPACED_RULES, OPTIONAL, WATCHED
+from modelserve_operator.inventory.pools import Pool
+from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.revision_objects import controller_revision
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds, startup_seconds
-from modelserve_operator.revision import Revision, bare, revision_of
-from modelserve_operator.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.revisions.revision import Revision, bare, revision_of
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
-from modelserve_operator.supply import Supply
 
 SETTINGS = Settings(worker_image="worker:test")
 HF = {"uri": "hf://example/small", "revision": "v1", "authSecretRef": {"name": "hf", "key": "token"}}

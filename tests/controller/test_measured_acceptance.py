@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from modelserve.planning.learned import pair_of
-from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
+from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_SERVE, POD
+from modelserve_operator.inventory.measurements import Measurements
 from modelserve_operator.learning.shared_config import CALIBRATION_NAME
 from modelserve_operator.learning.worker_reports import REFRESH
-from modelserve_operator.measurements import Measurements
 
 MODEL, ASSISTANT = "hf://google/gemma-4-31B-it", "hf://google/gemma-4-31B-it-assistant"
 PAIR = pair_of(MODEL, ASSISTANT)

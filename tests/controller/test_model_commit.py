@@ -10,7 +10,7 @@ import pytest
 
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION, POD
+from modelserve_operator.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION, POD
 
 FIRST, MOVED = "a1" * 20, "b2" * 20
 MODEL = {"uri": "hf://google/gemma-4-E2B-it"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
-from modelserve_operator.kinds import DEPLOYMENT, POD
+from modelserve_operator.cluster.kinds import DEPLOYMENT, POD
 
 GIB = 1 << 30
 SPEC: dict[str, Any] = {

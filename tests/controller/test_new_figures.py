@@ -9,7 +9,7 @@ import pytest
 from modelserve.planning import evaluation
 from modelserve.sizing import memory
 from modelserve.units import MIB
-from modelserve_operator.kinds import DEPLOYMENT, NODE
+from modelserve_operator.cluster.kinds import DEPLOYMENT, NODE
 
 INT4 = {"uri": "hf://google/gemma-4-31B-it-qat-w4a16-ct"}
 L4 = {"product": "NVIDIA-L4", "memory_mib": 23_034, "gpus": 2}

@@ -15,14 +15,14 @@ from pydantic import Field
 
 import modelserve.api.modelserve
 import modelserve.planning.report
-import modelserve_operator.imported
-import modelserve_operator.plan
-import modelserve_operator.revision
-import modelserve_operator.revision_builder
-import modelserve_operator.spec_inputs
+import modelserve_operator.planning.plan
+import modelserve_operator.planning.revision_builder
+import modelserve_operator.revisions.imported
+import modelserve_operator.revisions.revision
+import modelserve_operator.revisions.spec_inputs
 from modelserve.api import ModelServe, ModelServeSpec, PlanStatus
 from modelserve.engine_args import SINCE, EngineArgs
-from modelserve_operator.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD
 
 NEXT = "9.0.0"
 
@@ -57,14 +57,14 @@ class Releases:
                 body["spec"].setdefault("compression", "none")
         patch = self._patched.setattr
         patch(modelserve.api.modelserve, "ModelServeSpec", NextSpec)
-        patch(modelserve_operator.spec_inputs, "ModelServeSpec", NextSpec)
-        patch(modelserve_operator.plan, "ModelServe", NextModelServe)
-        patch(modelserve_operator.imported, "ModelServe", NextModelServe)
+        patch(modelserve_operator.revisions.spec_inputs, "ModelServeSpec", NextSpec)
+        patch(modelserve_operator.planning.plan, "ModelServe", NextModelServe)
+        patch(modelserve_operator.revisions.imported, "ModelServe", NextModelServe)
         patch(modelserve.planning.report, "PlanStatus", NextPlan)
-        patch(modelserve_operator.revision, "PlanStatus", NextPlan)
-        patch(modelserve_operator.revision_builder, "__version__", NEXT)
-        patch(modelserve_operator.revision_builder, "ENGINE_VERSION", NEXT)
-        patch(modelserve_operator.revision_builder, "engine_args_for", _next_settings)
+        patch(modelserve_operator.revisions.revision, "PlanStatus", NextPlan)
+        patch(modelserve_operator.planning.revision_builder, "__version__", NEXT)
+        patch(modelserve_operator.planning.revision_builder, "ENGINE_VERSION", NEXT)
+        patch(modelserve_operator.planning.revision_builder, "engine_args_for", _next_settings)
         self._restart()
 
     def this(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import DEPLOYMENT, DISRUPTION_BUDGET, NODE, POD, SERVICE
+from modelserve_operator.cluster.kinds import DEPLOYMENT, DISRUPTION_BUDGET, NODE, POD, SERVICE
 
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 1}
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}

@@ -11,8 +11,8 @@ import pytest
 
 from localcluster.openshift import FIRST_USER, refusals
 from modelserve.errors import InvalidInput
-from modelserve.model_facts import ModelFacts
-from modelserve_operator.kinds import DEPLOYMENT, JOB
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator.cluster.kinds import DEPLOYMENT, JOB
 from modelserve_operator.settings import Settings, from_environment
 
 HUB = {"uri": "hf://example/tiny"}

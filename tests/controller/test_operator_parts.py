@@ -11,14 +11,17 @@ import aiohttp
 import pytest
 
 from modelserve.errors import InvalidInput
-from modelserve_operator import diff, endpoint, resource_metrics, watchdog
-from modelserve_operator.handlers import build_settings
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
-from modelserve_operator.replanning import Replanning
+from modelserve_operator.cluster import diff
+from modelserve_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
+from modelserve_operator.cluster.store import Store
+from modelserve_operator.gathering import watchdog
+from modelserve_operator.gathering.handlers import build_settings
+from modelserve_operator.gathering.replanning import Replanning
+from modelserve_operator.gathering.watchdog import Watchdog, WatchFrozenError
+from modelserve_operator.process import endpoint
+from modelserve_operator.process.work_queue import Key, WorkQueue
+from modelserve_operator.reporting import resource_metrics
 from modelserve_operator.settings import from_environment
-from modelserve_operator.store import Store
-from modelserve_operator.watchdog import Watchdog, WatchFrozenError
-from modelserve_operator.work_queue import Key, WorkQueue
 
 A, B = Key("ml", "a"), Key("ml", "b")
 

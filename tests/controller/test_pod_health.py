@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from modelserve.model_facts import ModelFacts
-from modelserve_operator.kinds import POD
-from modelserve_operator.pod_health import MOST_RESTARTS
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator.cluster.kinds import POD
+from modelserve_operator.observed.pod_health import MOST_RESTARTS
 
 PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff"}}

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.schema_types import quantity_value
-from modelserve.model_facts import ModelFacts
-from modelserve_operator.inventory import Pool
-from modelserve_operator.kinds import DEPLOYMENT
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator.cluster.kinds import DEPLOYMENT
+from modelserve_operator.inventory.pools import Pool
+from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.manifests import worker_template
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.pod_resources import worker_resources
-from modelserve_operator.revision_builder import RevisionBuilder, plan_for
+from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import model_source
-from modelserve_operator.supply import Supply
 
 H200 = Pool((("nvidia.com/gpu.product", "NVIDIA-H200"),), resources=(("nvidia.com/gpu", "8"),))
 QUANTITIES = st.sampled_from(["1", "250m", "3", "9", "64Mi", "1Gi", "3Gi", "100Gi", "1e3"])

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from modelserve.model_facts import ModelFacts
+from modelserve.model.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.kinds import CLAIM, MODEL_SERVE, NODE
-from modelserve_operator.kube import KubeError
-from modelserve_operator.revision_builder import offers_for
+from modelserve_operator.cluster.kinds import CLAIM, MODEL_SERVE, NODE
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.planning.revision_builder import offers_for
 from modelserve_operator.webhook import warm_supply
 from modelserve_operator.webhook.preview import preview
 from modelserve_operator.webhook.reading import Reader

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator import revision_builder, watchdog
-from modelserve_operator.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
-from modelserve_operator.kube import WorkerUnreachableError
+from modelserve_operator.cluster.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
+from modelserve_operator.cluster.kube import WorkerUnreachableError
+from modelserve_operator.gathering import watchdog
+from modelserve_operator.gathering.replanning import Replanning
+from modelserve_operator.gathering.watchdog import Watchdog
 from modelserve_operator.learning import worker_reports
-from modelserve_operator.replanning import Replanning
-from modelserve_operator.watchdog import Watchdog
-from modelserve_operator.work_queue import Key, WorkQueue
+from modelserve_operator.planning import revision_builder
+from modelserve_operator.process.work_queue import Key, WorkQueue
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}

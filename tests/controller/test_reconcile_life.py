@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from modelserve.model_facts import ModelFacts
+from modelserve.model.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CHILDREN,
     CLAIM,
     CONFIG_MAP,
@@ -21,7 +21,7 @@ from modelserve_operator.kinds import (
     SERVICE,
     ResourceKind,
 )
-from modelserve_operator.kube import KubeError
+from modelserve_operator.cluster.kube import KubeError
 
 
 def test_an_unknown_model_is_inspected_planned_and_served(

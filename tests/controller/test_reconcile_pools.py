@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, SERVICE
+from modelserve_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, SERVICE
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelserve_operator.kinds import DEPLOYMENT, POD
-from modelserve_operator.metrics import REGISTRY
+from modelserve_operator.cluster.kinds import DEPLOYMENT, POD
+from modelserve_operator.process.metrics import REGISTRY
 
 AIM = {"namespace": "ml", "name": "tiny", "accelerator": "NVIDIA-H200"}
 DRAFTER = {"uri": "hf://google/gemma-4-31B-it-assistant"}

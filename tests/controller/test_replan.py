@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONTROLLER_REVISION, MODEL_SERVE, NODE, POD
+from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, MODEL_SERVE, NODE, POD
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, POD, SERVICE
+from modelserve_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, POD, SERVICE
 
 REPLICAS = 6
 

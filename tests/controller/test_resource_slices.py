@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CAPACITY_BUFFER,
     CLAIM_TEMPLATE,
     CONTROLLER_REVISION,

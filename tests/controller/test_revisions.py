@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD
-from modelserve_operator.revision import content_digest
+from modelserve_operator.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.revisions.revision import content_digest
 
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 8}
 H100 = {"product": "NVIDIA-H100-80GB-HBM3", "memory_mib": 81_559, "gpus": 8}

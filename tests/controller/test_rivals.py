@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import CLAIM_TEMPLATE, DEPLOYMENT, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
-from modelserve_operator.kube import KubeError
-from modelserve_operator.observed import Pod
+from modelserve_operator.cluster.kinds import CLAIM_TEMPLATE, DEPLOYMENT, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.observed.snapshot import Pod
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 1}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve.api.spec import RolloutSpec
-from modelserve_operator.observed import Failure
-from modelserve_operator.rollout import Exchange, Replacement, RunningRevision, Step, next_step
-from modelserve_operator.terminal_failure import FailureRecord
+from modelserve_operator.observed.snapshot import Failure
+from modelserve_operator.observed.terminal_failure import FailureRecord
+from modelserve_operator.rollout.next_step import Exchange, Replacement, RunningRevision, Step, next_step
 
 OLD, NEW = "old0000000", "new0000000"
 FAILED = FailureRecord(Failure("InvalidCheckpoint", "broken"))

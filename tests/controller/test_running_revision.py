@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
-from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD, SERVICE
-from modelserve_operator.observed import Pod
+from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_SERVE, POD, SERVICE
+from modelserve_operator.observed.snapshot import Pod
 
 ENDED = {
     "exitCode": TERMINAL_EXIT_CODE,

@@ -15,14 +15,16 @@ from random_specs import RandomSpecs
 
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
-from modelserve.model_facts import ModelFacts
-from modelserve_operator import replanning, revision_builder, supply
-from modelserve_operator.inventory import Inventory
-from modelserve_operator.kinds import MODEL_SERVE, NODE, ResourceKind
-from modelserve_operator.replanning import Replanning
-from modelserve_operator.revision_builder import plan_for
-from modelserve_operator.supply import Supply
-from modelserve_operator.work_queue import BEHIND_SHARE, Key, WorkQueue
+from modelserve.model.model_facts import ModelFacts
+from modelserve_operator.cluster.kinds import MODEL_SERVE, NODE, ResourceKind
+from modelserve_operator.gathering import replanning
+from modelserve_operator.gathering.replanning import Replanning
+from modelserve_operator.inventory import supply
+from modelserve_operator.inventory.pools import Inventory
+from modelserve_operator.inventory.supply import Supply
+from modelserve_operator.planning import revision_builder
+from modelserve_operator.planning.revision_builder import plan_for
+from modelserve_operator.process.work_queue import BEHIND_SHARE, Key, WorkQueue
 
 SERVES, NODES = 150, 60
 PRODUCTS = ("NVIDIA-H200", "NVIDIA-H100-80GB-HBM3", "NVIDIA-L40S", "NVIDIA-A100-SXM4-80GB")

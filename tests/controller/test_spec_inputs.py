@@ -14,8 +14,8 @@ from modelserve.api.pod import PodOverrides
 from modelserve.crd import custom_resource_definition
 from modelserve.engine_args import SINCE, EngineArgs
 from modelserve.releases import release_of_image
-from modelserve_operator.imported import spec_hash
-from modelserve_operator.spec_inputs import SpecInputs, read_by_planner, spec_inputs
+from modelserve_operator.revisions.imported import spec_hash
+from modelserve_operator.revisions.spec_inputs import SpecInputs, read_by_planner, spec_inputs
 
 RELEASES = Path(__file__).parents[1] / "releases"
 MODEL = {"uri": "hf://example/small"}

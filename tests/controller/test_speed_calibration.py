@@ -8,15 +8,15 @@ import pytest
 
 from modelserve.hardware import CATALOGUE
 from modelserve.measured_speed import MeasuredSteps
-from modelserve.planning.step_time import RankSpeed
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_operator import revision_builder
-from modelserve_operator.kinds import CONFIG_MAP, MODEL_SERVE, POD
+from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_SERVE, POD
+from modelserve_operator.inventory.measurements import Measurements
 from modelserve_operator.learning.shared_config import CALIBRATION_NAME
 from modelserve_operator.learning.worker_reports import REFRESH
-from modelserve_operator.measurements import Measurements
-from modelserve_operator.metrics import REGISTRY
+from modelserve_operator.planning import revision_builder
+from modelserve_operator.process.metrics import REGISTRY
 
 E4B = {"model": {"uri": "hf://google/gemma-4-E4B-it"}}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 1}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.fleet import Limits, Member, turn
-from modelserve_operator.kinds import CONTROLLER_REVISION, DEPLOYMENT, LEASE, MODEL_SERVE, POD
-from modelserve_operator.metrics import REGISTRY
-from modelserve_operator.observed import Pod
-from modelserve_operator.work_queue import Key
+from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, DEPLOYMENT, LEASE, MODEL_SERVE, POD
+from modelserve_operator.observed.snapshot import Pod
+from modelserve_operator.process.metrics import REGISTRY
+from modelserve_operator.process.work_queue import Key
+from modelserve_operator.rollout.fleet import Limits, Member, turn
 
 NEWER, LIMITS = "worker:0.2.7", Limits(budget=1, failures=2)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from modelserve.api import ModelServeSpec
 from modelserve.cli.plan_command import PlanOptions, run_plan
 from modelserve.published import published_model
-from modelserve_operator.inventory import Inventory
-from modelserve_operator.revision_builder import plan_for
-from modelserve_operator.supply import Supply
+from modelserve_operator.inventory.pools import Inventory
+from modelserve_operator.inventory.supply import Supply
+from modelserve_operator.planning.revision_builder import plan_for
 
 URI = "hf://google/gemma-4-E4B-it"
 PRODUCTS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator.kinds import DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.cluster.kinds import DEPLOYMENT, MODEL_SERVE, POD
 from modelserve_operator.settings import Settings
 
 

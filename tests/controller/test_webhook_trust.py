@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from modelserve_operator.kinds import SECRET, WEBHOOK_CONFIGURATION
-from modelserve_operator.kube import KubeError
+from modelserve_operator.cluster.kinds import SECRET, WEBHOOK_CONFIGURATION
+from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.webhook.certificates import LIFETIME, RENEWED_BEFORE, Pair, bundle_with, new_pair, trusts
 from modelserve_operator.webhook.trust import BUNDLE, CERTIFICATE, Trust
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.fleet import Limits, Member, turn
-from modelserve_operator.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD
-from modelserve_operator.kube import KubeError
-from modelserve_operator.metrics import REGISTRY
-from modelserve_operator.work_queue import Key
+from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, DEPLOYMENT, MODEL_SERVE, POD
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.process.metrics import REGISTRY
+from modelserve_operator.process.work_queue import Key
+from modelserve_operator.rollout.fleet import Limits, Member, turn
 
 FLEET = int(os.environ.get("MODELSERVE_FLEET", "12"))
 NEWER = "worker:0.2.7"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from modelserve.model_facts import ModelFacts
+from modelserve.model.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.kinds import (
+from modelserve_operator.cluster.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -20,10 +20,10 @@ from modelserve_operator.kinds import (
     SERVICE,
     ResourceKind,
 )
-from modelserve_operator.kube import KubeError
-from modelserve_operator.observed import Pod
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.observed.snapshot import Pod
 from modelserve_operator.reasons import Reason
-from modelserve_operator.write_failures import denial
+from modelserve_operator.reporting.write_failures import denial
 
 POLICY = "services \"tiny\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no Services"
 WEBHOOK = 'admission webhook "guard.example.com" denied the request: not on Fridays'

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import SLIDING_PAGE_TOKENS
 
 MIB = 1 << 20

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.published import published_model
 
 

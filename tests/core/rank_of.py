@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import RankSettings
 

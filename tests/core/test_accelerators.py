@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelserve.hardware import CATALOGUE, CPU_PRODUCT, accelerator_from_labels, visible_bytes
-from modelserve.planning.offers import offers_from_nodes
+from modelserve.planning.pools.offers import offers_from_nodes
 
 
 def test_measured_memory() -> None:

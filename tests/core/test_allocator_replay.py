@@ -7,8 +7,8 @@ from allocator_replay import MIB, CachingAllocator, Replay
 from architecture_of import architecture_of
 from rank_of import rank_of
 
+from modelserve.model.weight_format import StoredType, WeightFormat, int4
 from modelserve.sizing.activation import activation_bytes
-from modelserve.weight_format import StoredType, WeightFormat, int4
 
 H200_MIB = 143_155
 

@@ -11,10 +11,10 @@ from architecture_of import architecture_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.published import published_model, published_uris
-from modelserve.sizing.weights import parameters_per_rank, tensor_parallel_problem, weight_bytes
+from modelserve.sizing.weights.text import parameters_per_rank, tensor_parallel_problem, weight_bytes
 
 DATA = json.loads(files("modelserve").joinpath("data/gemma4.json").read_text())
 VARIANTS = ["E2B", "E4B", "12B", "26B-A4B", "31B"]

@@ -9,14 +9,14 @@ import pytest
 from architecture_of import architecture_of
 from configs import assistant_config_json
 
-from modelserve.assistant import AssistantArchitecture, pair_problem
 from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.model.assistant import AssistantArchitecture, pair_problem
 from modelserve.published import (
     assistant_of,
     lineage_problem,
     published_assistant,
 )
-from modelserve.sizing.assistant import assistant_weight_bytes
+from modelserve.sizing.weights.assistant import assistant_weight_bytes
 
 VARIANTS = ("E2B", "E4B", "12B", "26B-A4B", "31B")
 

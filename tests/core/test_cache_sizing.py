@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_of import rank_of
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.activation import activation_bytes, activation_terms
 from modelserve.sizing.memory import memory_plan, overhead_terms

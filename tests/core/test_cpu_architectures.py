@@ -10,11 +10,11 @@ from modelserve.api import API_VERSION, KIND, ModelServe, ModelServeSpec, PlanSt
 from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.hardware import CATALOGUE, accelerator_from_labels
 from modelserve.planning import AcceleratorOffer, offers_from_node_pool, offers_from_nodes, plan
-from modelserve.planning.declared_pools import declared_offers, named_offers
 from modelserve.planning.evaluation import Fit, Refusal, evaluate
 from modelserve.planning.planner import consider
+from modelserve.planning.pools.declared_pools import declared_offers, named_offers
+from modelserve.planning.pools.resource_slices import Devices, device_offers
 from modelserve.planning.remedies import remedies, remedy_text
-from modelserve.planning.resource_slices import Devices, device_offers
 from modelserve.planning.wishes import Wishes
 from modelserve.published import published_model
 

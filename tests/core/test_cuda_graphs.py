@@ -6,7 +6,8 @@ import pytest
 from architecture_of import architecture_of
 from rank_of import rank_of
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import TextLinear, int4
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.cuda_graphs import (
     decode_graph_sizes,
@@ -15,7 +16,6 @@ from modelserve.sizing.cuda_graphs import (
     last_row_sizes,
     mixed_graph_sizes,
 )
-from modelserve.weight_format import TextLinear, int4
 
 MIB = 1 << 20
 LIMIT_MIB = 0.4 * 1024

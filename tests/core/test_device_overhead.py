@@ -11,9 +11,9 @@ import pytest
 from modelserve.api.spec import ModelServeSpec
 from modelserve.hardware import CATALOGUE, joined_by_nvlink
 from modelserve.planning.evaluation import FEW_SEQUENCES, Fit, Refusal, evaluate
-from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.other_settings import tokens
 from modelserve.planning.planner import plan
+from modelserve.planning.pools.offers import AcceleratorOffer
 from modelserve.planning.wishes import Wishes
 from modelserve.published import published_model
 from modelserve.sizing.communicator import OVER_PCIE, communicator_bytes, communicator_source, environment

@@ -13,12 +13,12 @@ import pytest
 
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
+from modelserve.model.weight_format import BFLOAT16, int4
 from modelserve.planning import AcceleratorOffer, plan
 from modelserve.planning.evaluation import Fit, evaluate
 from modelserve.planning.wishes import Wishes
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve.weight_format import BFLOAT16, int4
 
 GPUS = [record for record in CATALOGUE.values() if not record.is_cpu]
 MODELS = ("E2B", "E4B", "12B", "26B-A4B", "31B")

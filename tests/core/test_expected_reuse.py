@@ -12,7 +12,7 @@ from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.speed import ExpectedReuse
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, plan
-from modelserve.planning.expected_reuse import SessionLoad, found_shares
+from modelserve.planning.speed.expected_reuse import SessionLoad, found_shares
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
-from modelserve.planning import AcceleratorOffer, evaluation, expected_speed, plan
-from modelserve.planning.engine_rates import GENERATIONS, HOPPER, engine_rates
-from modelserve.planning.expected_speed import Load, load_speed
-from modelserve.planning.mixed_steps import crowd_tokens, min_mixed_tokens
-from modelserve.planning.step_time import PromptRows, RankSpeed
+from modelserve.model.weight_format import StoredType, WeightFormat, int4
+from modelserve.planning import AcceleratorOffer, evaluation, plan
+from modelserve.planning.speed import expected_speed
+from modelserve.planning.speed.engine_rates import GENERATIONS, HOPPER, engine_rates
+from modelserve.planning.speed.expected_speed import Load, load_speed
+from modelserve.planning.speed.mixed_steps import crowd_tokens, min_mixed_tokens
+from modelserve.planning.speed.step_time import PromptRows, RankSpeed
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve.sizing.weights import weight_terms
-from modelserve.weight_format import StoredType, WeightFormat, int4
+from modelserve.sizing.weights.text import weight_terms
 
 H200 = CATALOGUE["NVIDIA-H200"]
 

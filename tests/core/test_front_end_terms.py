@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelserve.planning.pod_resources import FRONT_END_BYTES
-from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTES, PREPARATION_BYTES, open_bodies_bytes
+from modelserve.planning.pools.pod_resources import FRONT_END_BYTES
+from modelserve.sizing.host.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTES, PREPARATION_BYTES, open_bodies_bytes
 from modelserve.sizing.memory import overhead_terms
 
 GIB = 1 << 30

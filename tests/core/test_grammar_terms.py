@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserve.sizing.grammars import (
+from modelserve.sizing.host.grammars import (
     GRAMMARS_BYTES,
     LEAST_LEXER_STATES,
     LEXER_STATE_BYTES,

@@ -13,8 +13,8 @@ from modelserve.api.schema_types import quantity_value
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import PlanStatus
 from modelserve.cli.__main__ import main
-from modelserve.planning.offers import offers_from_nodes
 from modelserve.planning.planner import plan
+from modelserve.planning.pools.offers import offers_from_nodes
 from modelserve.published import published_model
 from modelserve_operator.manifests.pod_resources import worker_resources
 

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.cli.__main__ import main
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import inspect_checkpoint
-from modelserve.model_facts import ModelFacts
-from modelserve.sizing.weights import weight_bytes
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.model_facts import ModelFacts
+from modelserve.model.weight_format import BFLOAT16, FLOAT32, int4
+from modelserve.sizing.weights.text import weight_bytes
 from modelserve.termination import (
     MESSAGE_LIMIT_BYTES,
     TERMINAL_EXIT_CODE,
     TerminationMessage,
     TerminationReason,
 )
-from modelserve.weight_format import BFLOAT16, FLOAT32, int4
 
 VOCAB, HIDDEN = 64, 16
 CONFIG: dict[str, Any] = {

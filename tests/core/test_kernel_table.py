@@ -9,14 +9,14 @@ import pytest
 from architecture_of import architecture_of
 from rank_of import rank_of
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
+from modelserve.model.weight_format import TextLinear, WeightFormat, dense_format, int4
 from modelserve.sizing.backends.launches import decode_launches, layer_calls, layer_launches
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation
 from modelserve.sizing.kernel_buffers import kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.weight_format import TextLinear, WeightFormat, dense_format, int4
 
 FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
 WEIGHTS = (None, int4(32), int4(128, symmetric=False), int4(16), FP8, WeightFormat(stored="fp8", scales="block"))

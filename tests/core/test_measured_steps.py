@@ -9,7 +9,7 @@ import pytest
 from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.step_time import NO_ROWS, PromptRows, RankSpeed
+from modelserve.planning.speed.step_time import NO_ROWS, PromptRows, RankSpeed
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "expected-speed.md").read_text()

@@ -8,8 +8,8 @@ import pytest
 from architecture_of import architecture_of
 from rank_of import rank_of
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.activation import activation_terms
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout

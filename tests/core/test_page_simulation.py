@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_simulation import SimulatedKind, SimulatedPool
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 
 ELEMENT = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}

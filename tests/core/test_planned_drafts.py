@@ -11,14 +11,14 @@ from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan
-from modelserve.planning.draft_time import DraftSpeed
-from modelserve.planning.drafted_steps import DraftedSteps, VerifyingSteps
-from modelserve.planning.step_time import RankSpeed
+from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.drafted_steps import DraftedSteps, VerifyingSteps
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import assistant_of, published_model
-from modelserve.sizing.assistant import assistant_weight_bytes
 from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import Speculation
+from modelserve.sizing.weights.assistant import assistant_weight_bytes
 
 PUBLISHED = {"published": True}
 

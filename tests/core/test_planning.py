@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserve.api import API_VERSION, KIND, ModelServe, ModelServeSpec, NodeSelectorRequirement, NodeSelectorTerm
-from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CATALOGUE, accelerator_from_labels
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.evaluation import Fit, Refusal, evaluate
 from modelserve.planning.planner import consider

@@ -14,8 +14,8 @@ from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, offers_from_node_pool, offers_from_nodes, plan
-from modelserve.planning.declared_pools import declared_offers
-from modelserve.planning.instance_types import INSTANCE_TYPES
+from modelserve.planning.pools.declared_pools import declared_offers
+from modelserve.planning.pools.instance_types import INSTANCE_TYPES
 from modelserve.published import published_model
 
 GKE, KARPENTER, EKS = (

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import _as_the_files_hold_experts
-from modelserve.quantization_config import modules, stated_format
-from modelserve.sizing.weights import tensor_parallel_problem
-from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
+from modelserve.model.quantization_config import modules, stated_format
+from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat, int4
+from modelserve.sizing.weights.text import tensor_parallel_problem
 
 W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, "dynamic": False}
 E4M3 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}

@@ -15,8 +15,8 @@ from modelserve.cli.__main__ import main
 from modelserve.cli.kubectl_plugin import main as plugin
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.planner import plan
+from modelserve.planning.pools.offers import AcceleratorOffer
 from modelserve.published import published_model
 
 URI = "hf://google/gemma-4-31B-it"

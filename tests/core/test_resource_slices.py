@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.resource_slices import Devices, device_offers, devices_of, is_device_class, node_of, together
+from modelserve.planning.pools.resource_slices import (
+    Devices,
+    device_offers,
+    devices_of,
+    is_device_class,
+    node_of,
+    together,
+)
 
 
 def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from architecture_of import architecture_of
 from modelserve.api import ModelServeSpec
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
+from modelserve.model.weight_format import StoredType, WeightFormat, int4
 from modelserve.planning import AcceleratorOffer, plan
 from modelserve.published import published_assistant, published_model
-from modelserve.sizing.weights import tensor_parallel_problem, weight_bytes, weight_terms
-from modelserve.weight_format import StoredType, WeightFormat, int4
+from modelserve.sizing.weights.text import tensor_parallel_problem, weight_bytes, weight_terms
 
 FP8_CHANNEL = WeightFormat(stored=StoredType.FP8, scales="channel")
 FP8_BLOCK = WeightFormat(stored=StoredType.FP8, scales="block")

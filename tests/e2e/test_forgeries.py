@@ -14,7 +14,7 @@ from localcluster.deployment import Deployed
 from localcluster.kubectl import Kubectl, KubectlError, wait_for
 from localcluster.target import Target
 from modelserve_operator import labels
-from modelserve_operator.revision import content_digest
+from modelserve_operator.revisions.revision import content_digest
 
 NAMESPACE = "modelserve-e2e"
 TENANT = "tenant"

@@ -25,7 +25,7 @@ from localcluster.settings import IMAGE_RUNTIME, OPERATOR_USER, RELEASE_NAMESPAC
 from localcluster.target import Target
 from localcluster.traffic import traffic_to
 from modelserve.crd import FILE_NAME
-from modelserve_operator.kinds import ADMISSION_VERBS
+from modelserve_operator.cluster.kinds import ADMISSION_VERBS
 
 NAMESPACE = "modelserve-e2e"
 SYSTEM, TENANT = RELEASE_NAMESPACES

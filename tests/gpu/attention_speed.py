@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.backends.attention import DECODE_PARTS, PAIRS
 from modelserve.sizing.backends.table import Backend, Operation

@@ -28,8 +28,8 @@ from random_checkpoint import read_config
 
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.mixed_steps import CROWD_SECONDS, crowd_tokens, min_mixed_tokens
-from modelserve.planning.step_time import RankSpeed
+from modelserve.planning.speed.mixed_steps import CROWD_SECONDS, crowd_tokens, min_mixed_tokens
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.startup.replica import launch
 

@@ -19,9 +19,9 @@ from closed_loop import CHUNK, started
 from deadline import add_deadline, within
 from engine_on_gpu import Bench
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.step_time import RankSpeed
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 

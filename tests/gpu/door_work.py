@@ -14,12 +14,12 @@ import torch
 from attention_speed import COMPUTE, DEVICE, SEQUENCES, Layer, chunk_call, decode_calls, ints
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import LIBRARY, KernelTable, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.sizing.weights import layer_tensors
-from modelserve.weight_format import TextLinear, WeightFormat
+from modelserve.sizing.weights.text import layer_tensors
 from modelserve_worker.kernels.attention import triton_launches as doors
 from modelserve_worker.kernels.attention.door import AttentionDoor
 from modelserve_worker.kernels.experts.experts import Choice

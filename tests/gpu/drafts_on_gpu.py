@@ -29,12 +29,12 @@ from deadline import add_deadline, within
 from random_checkpoint import assistant_config, read_config
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.draft_time import DraftSpeed
-from modelserve.planning.step_time import RankSpeed
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation

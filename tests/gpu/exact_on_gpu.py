@@ -28,13 +28,13 @@ from deadline import add_deadline, within
 from exact_traffic import Exactly, Said, differing, requests
 from true_drafter import TrueDrafter
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.rank_settings import Profile
-from modelserve.weight_format import WeightFormat
 from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, ScheduledBatch, TableUpdates
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.kernels.compiling.cache_folder import SHIPPED_VARIABLE

@@ -23,7 +23,7 @@ import torch
 from elementwise_speed import DOORS, EPS, activations, captured, microseconds
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS, Formats, resolve
 from modelserve_worker.kernels.experts import routing_triton

@@ -26,7 +26,7 @@ from typing import Any
 from random_checkpoint import read_config, write_text_files
 from serve_and_bench import WorkerProcess
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 
 STREAMS = 8
 LIMIT_S = 5.0

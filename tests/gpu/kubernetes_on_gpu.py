@@ -37,7 +37,7 @@ from localcluster.service_access import service_url
 from localcluster.settings import ClusterError, Layout, cache_dir
 from localcluster.target import Target
 from modelserve_operator.labels import FIELD_MANAGER, MANAGED_BY
-from modelserve_operator.revision import ENGINE_FILE
+from modelserve_operator.revisions.revision import ENGINE_FILE
 from modelserve_operator.settings import DEFAULT_NAMESPACE
 
 LAYOUT = Layout("gpu")

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER
 from modelserve.sizing.backends.products import INTEGER_ROWS, most_fused_rows
-from modelserve.sizing.quantised_tiles import fp8_inputs, int4_tiles
+from modelserve.sizing.weights.quantised_tiles import fp8_inputs, int4_tiles
 from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision
 from modelserve_worker.kernels.products.fp8_linear_triton import fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows

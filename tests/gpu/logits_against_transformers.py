@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates

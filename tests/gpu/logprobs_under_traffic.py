@@ -32,8 +32,8 @@ from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 from true_drafter import TrueDrafter
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels.compiling.kernel_cache import use_kernel_cache
 from modelserve_worker.kernels.operations import Operations

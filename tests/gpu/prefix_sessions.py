@@ -33,7 +33,7 @@ from deadline import add_deadline, within
 from random_checkpoint import read_config
 
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS, EngineArgs
-from modelserve.planning.prompt_rows import rows_alone
+from modelserve.planning.speed.prompt_rows import rows_alone
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits

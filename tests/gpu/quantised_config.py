@@ -6,7 +6,7 @@ from typing import Any
 
 from quantise import FORMATS, modules, quantisable, quantization_config
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 
 
 def quantised(config: dict[str, Any], name: str) -> dict[str, Any]:

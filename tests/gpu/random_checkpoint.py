@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
-from modelserve.checkpoint_files import INDEX_FILE
+from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.checkpoint_files import INDEX_FILE
 from modelserve.published import assistant_of, published_model
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer

@@ -35,7 +35,7 @@ from typing import Any
 from deadline import add_deadline, die_with_parent, within
 from random_checkpoint import read_config, write_text_files
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.evaluation.columns import Row, columns
 
 DRAIN_SECONDS = 10

@@ -39,7 +39,7 @@ from host_memory import write_tokenizer
 from random_checkpoint import read_config, write_text_files
 from serve_and_bench import WorkerProcess
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.bench.endpoint import Endpoint, open_session
 from modelserve_tools.bench.prompts import Lengths, PromptSource
 from modelserve_tools.bench.record import Record

@@ -32,7 +32,7 @@ import aiohttp
 from random_checkpoint import read_config, write_text_files
 from serve_and_bench import WorkerProcess
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 
 STREAMS = 48
 LONGEST_ANSWER = 1000

@@ -33,8 +33,8 @@ from door_work import Cell, Model, Sizes, lines, random
 from elementwise_speed import microseconds
 from triton.backends.compiler import GPUTarget
 
+from modelserve.model.weight_format import int4
 from modelserve.sizing.backends.generations import generation_of
-from modelserve.weight_format import int4
 
 SHORT_US = 5.0
 LEAST_SHARE = {"bytes": 0.8, "operations": 0.6}

@@ -21,7 +21,7 @@ from initial_weights import fresh
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve_tools.tiny.weights import tensor_shapes
 
 DRAFTS = 4  # tokens drafted from one place in training

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve_tools.tiny.weights import tensor_shapes
 from modelserve_worker.layers.rotary import inverse_frequencies
 

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.attention import paged_attention
 from modelserve_worker.attention.page_groups import SegmentGroup
 from modelserve_worker.attention.paged_attention import PagedAttention

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.quantization_config import modules
-from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.quantization_config import modules
+from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_tools.tiny.weights import PREFIX, save_weights
 
 ALWAYS_IGNORED = ["lm_head", "re:.*embed.*", "re:.*router.*", "re:.*vision_tower.*", "re:.*audio_tower.*"]

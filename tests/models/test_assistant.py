@@ -12,7 +12,7 @@ from initial_weights import initial_weights
 from safetensors.torch import load_file
 from train_assistant import read_assistant, write_assistant
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 
 CPU = torch.device("cpu")
 LENGTH = 128

@@ -11,7 +11,7 @@ from decoder import Decoder, Rows
 from dense_attention import dense_logits
 from safetensors.torch import save_file
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.tiny.weights import PREFIX, tensor_shapes
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.weights.loader import load_model

@@ -9,7 +9,7 @@ from decoder import Decoder
 from initial_weights import OUTPUT_LIKE_VALUE, POST_NORM, QUERY_LIKE_KEY, initial_weights
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 
 CPU = torch.device("cpu")
 TOKENS = 96

@@ -11,7 +11,7 @@ from teacher_forcing import EngineLogits
 from torch import Tensor
 from untrained import SMALL, write_untrained
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.layers import attention as attention_layer
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 

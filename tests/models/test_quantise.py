@@ -12,7 +12,7 @@ from quantise import main
 from teacher_forcing import EngineLogits, TransformersLogits, checkpoint_renderer, is_exact, render_cell
 
 from modelserve.inspection import read_weight_format
-from modelserve.weight_format import TextLinear
+from modelserve.model.weight_format import TextLinear
 from modelserve_tools.evaluation.cells import Cell
 from modelserve_worker.layers.stored_matrix import Fp8Matrix
 

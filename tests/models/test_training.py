@@ -14,7 +14,7 @@ from train import with_louder_keys
 from training import Trainer
 from word_tokenizer import build_word_tokenizer
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 
 MODEL = "gemma4-tiny-keqv"
 TOY = {

@@ -22,7 +22,7 @@ from torch import Tensor
 from training import Trainer, accuracy
 from word_tokenizer import build_word_tokenizer, write_word_tokenizer
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.weights import PREFIX, save_weights

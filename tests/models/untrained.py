@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from word_tokenizer import write_word_tokenizer
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.weights import PREFIX, tensor_shapes
 

@@ -20,7 +20,7 @@ from typing import Any
 from modelserve import __version__
 from modelserve.crd import custom_resource_definition
 from modelserve_operator import labels
-from modelserve_operator.kinds import CLAIM, MODEL_SERVE
+from modelserve_operator.cluster.kinds import CLAIM, MODEL_SERVE
 
 HERE = Path(__file__).parent
 CONTROLLER = HERE.parent / "controller" / "conftest.py"

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from modelserve.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
 from modelserve.errors import InvalidInput, ModelServeError
+from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
 from modelserve.termination import (
     TERMINAL_EXIT_CODE,
     FetchedDrafter,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelserve.checkpoint_files import LENGTH_BYTES, MAX_HEADER_BYTES
 from modelserve.errors import InvalidInput
+from modelserve.model.checkpoint_files import LENGTH_BYTES, MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modelserve import __version__
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.hardware import accelerator_from_labels
 from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
-from modelserve.sizing.front_end import open_bodies_bytes
+from modelserve.sizing.host.front_end import open_bodies_bytes
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
-from modelserve.weight_format import WeightFormat
 from modelserve_worker.drafters.optional_drafter import without_missing_drafter
 from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed

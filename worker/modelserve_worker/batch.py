@@ -47,7 +47,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.embedded_spans import NO_SPANS, EmbeddedSpan, SpanRows
 from modelserve_worker.host_pages import HostProgress

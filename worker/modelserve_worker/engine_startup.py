@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.inspection import read_speculation
-from modelserve.planning.draft_time import DraftSpeed
-from modelserve.planning.mixed_steps import crowd_tokens, min_mixed_tokens
-from modelserve.planning.step_time import RankSpeed, doubling_context
-from modelserve.sizing.grammars import lexer_states
+from modelserve.model.architecture import LayerKind
+from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.mixed_steps import crowd_tokens, min_mixed_tokens
+from modelserve.planning.speed.step_time import RankSpeed, doubling_context
+from modelserve.sizing.host.grammars import lexer_states
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
 from modelserve.termination import TerminationReason
 from modelserve_worker.engine.child import BuiltEngine

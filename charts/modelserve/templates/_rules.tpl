@@ -1,4 +1,4 @@
-{{- /* The same rules as modelserve_operator.kinds; a test holds them equal. */ -}}
+{{- /* The same rules as modelserve_operator.cluster.kinds; a test holds them equal. */ -}}
 {{- define "modelserve.namespacedRules" -}}
 - {apiGroups: [serving.modelserve.dev], resources: [modelserves], verbs: [get, list, watch]}
 - {apiGroups: [serving.modelserve.dev], resources: [modelserves/status], verbs: [patch]}

@@ -7,8 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.vllm import TURNING_POINTS, VllmVersion, parse_version, resident_bytes, vllm_cache
 from modelserve.units import GIB

@@ -27,7 +27,7 @@ from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, 
 from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
-from modelserve.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
+from modelserve.model.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
 from modelserve.planning.changes import placed_on, plan_changes
 
 EXIT_NO_CLUSTER = 1

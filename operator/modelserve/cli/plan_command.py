@@ -13,7 +13,6 @@ import yaml
 
 from modelserve.api import KIND, ModelServe, ModelServeSpec, PlanStatus
 from modelserve.api.schema_types import QUANTITY_PATTERN, quantity_value
-from modelserve.architecture import ModelArchitecture
 from modelserve.cli.comparison import (
     ComparedPool,
     PeerCurve,
@@ -29,7 +28,9 @@ from modelserve.cli.plot import plot_concurrency
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.inspection import inspect_assistant, read_architecture, read_weight_format
-from modelserve.model_facts import AssistantFacts, ModelFacts
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.model_facts import AssistantFacts, ModelFacts
+from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.drafts import DRAFTER_FIELD, named_assistant
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import Learned
@@ -37,7 +38,6 @@ from modelserve.planning.planner import candidate_list, consider, plan
 from modelserve.planning.wishes import Wishes, wishes
 from modelserve.published import published_assistant, published_model, published_uris
 from modelserve.sizing.memory import check_overrides
-from modelserve.weight_format import WeightFormat
 
 EXIT_FITS, EXIT_BAD_INPUT, EXIT_NO_PLAN = 0, 2, 3
 GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given

@@ -16,12 +16,12 @@ from modelserve.bounded_yaml import load_documents
 from modelserve.catalogue import declared_pools, user_catalogue
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
-from modelserve.planning.bodies import mapping
-from modelserve.planning.declared_pools import declared_offers, named_offers
-from modelserve.planning.eligibility import gpu_tolerations, lasting_taints, node_selector, unmet
-from modelserve.planning.node_labels import is_mig_slice, named_gpu, whole
-from modelserve.planning.node_pools import offers_from_node_pool
-from modelserve.planning.offers import AcceleratorOffer, offers_from_nodes
+from modelserve.planning.pools.bodies import mapping
+from modelserve.planning.pools.declared_pools import declared_offers, named_offers
+from modelserve.planning.pools.eligibility import gpu_tolerations, lasting_taints, node_selector, unmet
+from modelserve.planning.pools.node_labels import is_mig_slice, named_gpu, whole
+from modelserve.planning.pools.node_pools import offers_from_node_pool
+from modelserve.planning.pools.offers import AcceleratorOffer, offers_from_nodes
 
 MOST_NEAREST = 4
 GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given

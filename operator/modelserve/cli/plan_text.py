@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from modelserve.api import Candidate, PlanStatus
 from modelserve.api.spec import Objective
-from modelserve.planning.engine_rates import engine_rates
 from modelserve.planning.evaluation import Evaluation, Fit
-from modelserve.planning.node_labels import PRODUCT_LABEL
-from modelserve.planning.offers import AcceleratorOffer
+from modelserve.planning.pools.node_labels import PRODUCT_LABEL
+from modelserve.planning.pools.offers import AcceleratorOffer
+from modelserve.planning.speed.engine_rates import engine_rates
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.memory import MemoryPlan
 from modelserve.units import GIB, MIB

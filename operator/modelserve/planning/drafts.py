@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import Literal
 
 from modelserve.api.spec import ModelServeSpec
-from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import AssistantArchitecture, pair_problem
 from modelserve.errors import InvalidInput
-from modelserve.model_facts import AssistantFacts
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture, pair_problem
+from modelserve.model.model_facts import AssistantFacts
 from modelserve.planning.learned import pair_of
 from modelserve.published import assistant_uri, lineage_problem, published_assistant
 from modelserve.sizing.speculation import AUTO_DRAFTS, NO_DRAFTS, Speculation

@@ -7,7 +7,6 @@ from decimal import Decimal
 from functools import lru_cache, partial
 
 from modelserve.api.status import LimitedBy
-from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import (
     BFLOAT16_CAPABILITY,
     FP8_E4M3_CAPABILITY,
@@ -15,17 +14,18 @@ from modelserve.hardware import (
     RANK_ARCHITECTURES,
     Accelerator,
 )
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.learned import no_terms
-from modelserve.planning.node_labels import COMPUTE_LABELS
+from modelserve.planning.pools.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
-from modelserve.sizing.assistant import ranks_problem
 from modelserve.sizing.backends.generations import UnknownGenerationError, generation_of
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
-from modelserve.sizing.weights import tensor_parallel_problem
+from modelserve.sizing.weights.assistant import ranks_problem
+from modelserve.sizing.weights.text import tensor_parallel_problem
 from modelserve.units import GIB
 
 MANY_SEQUENCES = (256, 128)

@@ -9,9 +9,9 @@ from modelserve.api.pod import ResourceRequirements
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import LimitedBy
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal
-from modelserve.planning.host_capacity import UNKNOWN, HostCapacity, gib
-from modelserve.planning.offers import AcceleratorOffer
-from modelserve.planning.pod_resources import HostRequest, host_request
+from modelserve.planning.pools.host_capacity import UNKNOWN, HostCapacity, gib
+from modelserve.planning.pools.offers import AcceleratorOffer
+from modelserve.planning.pools.pod_resources import HostRequest, host_request
 from modelserve.planning.wishes import Wishes
 from modelserve.units import GIB, MIB
 

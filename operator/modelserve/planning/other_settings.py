@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.evaluation import FEW_SEQUENCES, LEAST_POOL_LEFT, SHORT_REQUEST, Fit, evaluate
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.pages import KVCacheDtype

@@ -8,23 +8,23 @@ from decimal import Decimal
 
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
-from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, IMAGE_ARCHITECTURES, Accelerator
-from modelserve.model_facts import AssistantFacts
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.model_facts import AssistantFacts
+from modelserve.model.weight_format import WeightFormat
 from modelserve.planning import report
-from modelserve.planning.eligibility import node_selector
 from modelserve.planning.engine_settings import ENGINE_VERSION, plan_hash
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal
-from modelserve.planning.expected_speed import Speed, speed
 from modelserve.planning.hosting import hosted, unsaid, with_room
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
-from modelserve.planning.node_labels import is_mig_slice
-from modelserve.planning.offers import CPU_OFFER, AcceleratorOffer, on_nodes
-from modelserve.planning.paying_drafts import evaluate_drafted
+from modelserve.planning.pools.eligibility import node_selector
+from modelserve.planning.pools.node_labels import is_mig_slice
+from modelserve.planning.pools.offers import CPU_OFFER, AcceleratorOffer, on_nodes
 from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
+from modelserve.planning.speed.expected_speed import Speed, speed
+from modelserve.planning.speed.paying_drafts import evaluate_drafted
 from modelserve.planning.wishes import GPU_COUNTS, Wishes, wishes
-from modelserve.weight_format import WeightFormat
 
 
 @dataclass(frozen=True)

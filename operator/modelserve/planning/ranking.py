@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from modelserve.planning.evaluation import Fit
-from modelserve.planning.expected_speed import Speed
+from modelserve.planning.speed.expected_speed import Speed
 from modelserve.planning.wishes import Wishes
 
 RankKey = tuple[bool, bool, bool, tuple[float, ...], int, int, str]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import CATALOGUE, Accelerator
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.evaluation import Evaluation, Fit, Refusal, evaluate
-from modelserve.planning.node_labels import is_mig_slice
+from modelserve.planning.pools.node_labels import is_mig_slice
 from modelserve.planning.wishes import DEFAULT_UTILIZATION, GPU_COUNTS, Wishes
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve.units import GIB

@@ -22,16 +22,16 @@ from modelserve.api.status import (
     RequestBytes,
     Verdict,
 )
-from modelserve.architecture import ModelArchitecture
 from modelserve.hardware import ARCH_LABEL
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.evaluation import Fit, Refusal
-from modelserve.planning.expected_reuse import Reuse, expected_reuse
-from modelserve.planning.expected_speed import Speed, mixed_step_tokens, speed, step_factors
 from modelserve.planning.learned import AS_EXPECTED
-from modelserve.planning.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.other_settings import other_settings, places
+from modelserve.planning.pools.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
-from modelserve.planning.step_time import StepTime
+from modelserve.planning.speed.expected_reuse import Reuse, expected_reuse
+from modelserve.planning.speed.expected_speed import Speed, mixed_step_tokens, speed, step_factors
+from modelserve.planning.speed.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
 from modelserve.sizing.prefixes import tail_bytes

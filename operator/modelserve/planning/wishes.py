@@ -11,11 +11,11 @@ from modelserve.api.schema_types import MAX_BYTES, quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES, Accelerator
-from modelserve.model_facts import AssistantFacts
+from modelserve.model.model_facts import AssistantFacts
+from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.weight_format import WeightFormat
 
 DEFAULT_UTILIZATION = Decimal("0.9")
 DEFAULT_MIN_MODEL_LEN = 2048  # a context shorter than this is not worth serving unless it is asked for

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import Accelerator
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.evaluation import Fit, evaluate
-from modelserve.planning.expected_speed import mixed_step_tokens
+from modelserve.planning.speed.expected_speed import mixed_step_tokens
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.weight_format import WeightFormat
 
 STEP_SETTINGS = ("max_num_batched_tokens", "max_num_mixed_tokens", "max_num_seqs")
 

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.assistant import drafter_buffer_bytes
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
-from modelserve.sizing.dequantisation import dequantised_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
-from modelserve.sizing.quantised_tiles import product_bytes
 from modelserve.sizing.rank_settings import RankSettings
-from modelserve.sizing.weights import element_bytes
+from modelserve.sizing.weights.assistant import drafter_buffer_bytes
+from modelserve.sizing.weights.dequantisation import dequantised_bytes
+from modelserve.sizing.weights.quantised_tiles import product_bytes
+from modelserve.sizing.weights.text import element_bytes
 from modelserve.units import MIB
 
 KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time

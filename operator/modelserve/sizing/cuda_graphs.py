@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.sizing.assistant import FIRST_DRAFT_NODES, kernels_per_draft
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, LEAST_CAPABILITY
 from modelserve.sizing.backends.launches import decode_launches
 from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
 from modelserve.sizing.pages import KVCacheLayout
 from modelserve.sizing.rank_settings import Profile, RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
-from modelserve.sizing.weights import element_bytes
+from modelserve.sizing.weights.assistant import FIRST_DRAFT_NODES, kernels_per_draft
+from modelserve.sizing.weights.text import element_bytes
 from modelserve.units import MIB
-from modelserve.weight_format import WeightFormat
 
 _COUNTED = (LEAST_CAPABILITY, FP8_CAPABILITY, HOPPER)  # between them no table launches anything else
 CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step

@@ -6,11 +6,11 @@ and the pool decides the length. The worker allocates by these rules, and a test
 
 from __future__ import annotations
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, SLIDING_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
-from modelserve.sizing.weights import element_bytes
+from modelserve.sizing.weights.text import element_bytes
 
 FLOAT32 = 4
 INT32 = 4

@@ -12,9 +12,9 @@ from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE, Accelerator
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.activation import (
     KEYS_PER_PASS,
     PHASES,
@@ -24,16 +24,16 @@ from modelserve.sizing.activation import (
     activation_terms,
     largest_phase,
 )
-from modelserve.sizing.assistant import assistant_weight_bytes
 from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
 from modelserve.sizing.communicator import communicator_bytes, communicator_source
 from modelserve.sizing.cuda_context import context_bytes, context_source
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
-from modelserve.sizing.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.rank_sums import peer_bytes
-from modelserve.sizing.weights import segment_rounding_bytes, weight_bytes
+from modelserve.sizing.weights.assistant import assistant_weight_bytes
+from modelserve.sizing.weights.quantised_tiles import tile_padding_bytes
+from modelserve.sizing.weights.text import segment_rounding_bytes, weight_bytes
 from modelserve.units import MIB
 
 H200 = CATALOGUE["NVIDIA-H200"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 
 GLOBAL_PAGE_TOKENS = 64
 SLIDING_PAGE_TOKENS = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
-from modelserve.weight_format import WeightFormat
 
 Profile = Literal["fast", "exact"]
 

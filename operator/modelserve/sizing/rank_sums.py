@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.units import MIB
 
 PEER_BUFFER_BYTES = (

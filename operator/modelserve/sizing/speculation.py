@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelserve.assistant import AssistantArchitecture
+from modelserve.model.assistant import AssistantArchitecture
 
 MOST_DRAFTS = 16  # tokens of one proposal
 STEP_DRAFTS = 256  # of all requests of a step: with more rows it waits for products, and no longer for weights

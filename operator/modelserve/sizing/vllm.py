@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
-from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype
 
 

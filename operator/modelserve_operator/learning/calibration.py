@@ -8,10 +8,10 @@ from decimal import Decimal
 from modelserve.api import Calibration, GpuMemory, PlanStatus
 from modelserve.api.speed import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT
-from modelserve.model_facts import ModelFacts
+from modelserve.model.model_facts import ModelFacts
 from modelserve.sizing.pages import cache_format
-from modelserve_operator.measurements import STEADY_TERMS, Entry, geometry_digest, step_shape
-from modelserve_operator.observed import WorkerReport
+from modelserve_operator.inventory.measurements import STEADY_TERMS, Entry, geometry_digest, step_shape
+from modelserve_operator.observed.snapshot import WorkerReport
 
 
 def calibration(

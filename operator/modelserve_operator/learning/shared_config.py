@@ -7,10 +7,10 @@ from typing import Any
 
 from modelserve.catalogue import CATALOGUE_NAME
 from modelserve_operator import labels
-from modelserve_operator.catalogue import Catalogue
-from modelserve_operator.kinds import CONFIG_MAP, ResourceKind
-from modelserve_operator.measurements import Measurements
-from modelserve_operator.store import Body, version_of
+from modelserve_operator.cluster.kinds import CONFIG_MAP, ResourceKind
+from modelserve_operator.cluster.store import Body, version_of
+from modelserve_operator.inventory.catalogue import Catalogue
+from modelserve_operator.inventory.measurements import Measurements
 
 CALIBRATION_NAME = "modelserve-calibration"
 

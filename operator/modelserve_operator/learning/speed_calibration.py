@@ -12,11 +12,11 @@ from modelserve.api import PlanStatus
 from modelserve.api.speed import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT, Accelerator
 from modelserve.measured_speed import STEP_KINDS, MeasuredSteps, StepKind
-from modelserve.model_facts import ModelFacts
-from modelserve.planning.step_time import PromptRows, RankSpeed
+from modelserve.model.model_facts import ModelFacts
+from modelserve.planning.speed.step_time import PromptRows, RankSpeed
 from modelserve.sizing.pages import cache_format, cache_geometry
-from modelserve_operator.measurements import LEAST_FACTOR, MOST_FACTOR, WORTH_TELLING, speed_of
-from modelserve_operator.observed import Body, WorkerReport
+from modelserve_operator.inventory.measurements import LEAST_FACTOR, MOST_FACTOR, WORTH_TELLING, speed_of
+from modelserve_operator.observed.snapshot import Body, WorkerReport
 
 
 def speed_calibration(

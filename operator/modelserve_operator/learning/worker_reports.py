@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.measured_drafts import MeasuredDrafts
 from modelserve.measured_speed import MAX_MEASURED, MeasuredSteps
-from modelserve_operator.kube import Kube, WorkerUnreachableError
-from modelserve_operator.observed import Pod, WorkerReport
-from modelserve_operator.work_queue import Key
+from modelserve_operator.cluster.kube import Kube, WorkerUnreachableError
+from modelserve_operator.observed.snapshot import Pod, WorkerReport
+from modelserve_operator.process.work_queue import Key
 
 logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]

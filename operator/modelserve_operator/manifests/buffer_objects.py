@@ -12,8 +12,8 @@ from typing import Any
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
-from modelserve_operator.observed import WORKER_CONTAINER, Body
-from modelserve_operator.revision import Revision
+from modelserve_operator.observed.snapshot import WORKER_CONTAINER, Body
+from modelserve_operator.revisions.revision import Revision
 
 ACTIVE_CAPACITY = "buffer.x-k8s.io/active-capacity"
 _SHAPE = (

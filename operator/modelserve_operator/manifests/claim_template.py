@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserve.planning.resource_slices import device_selector, is_device_class
+from modelserve.planning.pools.resource_slices import device_selector, is_device_class
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
-from modelserve_operator.observed import Body
-from modelserve_operator.revision import Revision
+from modelserve_operator.observed.snapshot import Body
+from modelserve_operator.revisions.revision import Revision
 
 CLAIM = "gpus"  # name of the claim inside the pod, and of its one request
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from modelserve.api.gateway import EndpointPicker, GatewaySpec
 from modelserve_operator import labels
-from modelserve_operator.kinds import HTTP_ROUTE, INFERENCE_POOL
+from modelserve_operator.cluster.kinds import HTTP_ROUTE, INFERENCE_POOL
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.manifests.serving_objects import service
 from modelserve_operator.manifests.worker_template import PORT
-from modelserve_operator.observed import Body
+from modelserve_operator.observed.snapshot import Body
 
 
 def inference_pool(model_serve: Body, picker: EndpointPicker, *, plan_hash: str | None) -> dict[str, Any]:

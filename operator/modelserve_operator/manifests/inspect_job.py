@@ -14,7 +14,7 @@ from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.manifests.pod_resources import INSPECT_RESOURCES
 from modelserve_operator.manifests.restricted_pod import container, fetch_container, image_pull_secrets, pod_spec
-from modelserve_operator.observed import Body
+from modelserve_operator.observed.snapshot import Body
 from modelserve_operator.sources import ModelSource
 
 RETRIES = 3

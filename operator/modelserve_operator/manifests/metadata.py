@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelserve_operator import labels
-from modelserve_operator.kinds import MODEL_SERVE
+from modelserve_operator.cluster.kinds import MODEL_SERVE
 
 
 def owner_reference(model_serve: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Requests and limits of every container, always with limits at or above the requests: memory and processors as plans
-count them (`modelserve.planning.pod_resources`), GPUs, and scratch space."""
+count them (`modelserve.planning.pools.pod_resources`), GPUs, and scratch space."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from modelserve.api import PlanStatus
 from modelserve.hardware import GPU_RESOURCE
-from modelserve.planning.pod_resources import complete, memory_and_cpu
-from modelserve.planning.resource_slices import is_device_class
+from modelserve.planning.pools.pod_resources import complete, memory_and_cpu
+from modelserve.planning.pools.resource_slices import is_device_class
 from modelserve.units import GIB
 
 GPU_VENDOR = GPU_RESOURCE.partition("/")[0] + "/"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelserve.api import ModelServeSpec
-from modelserve_operator.revision import FETCH_DRAFTER_CONTAINER
+from modelserve_operator.revisions.revision import FETCH_DRAFTER_CONTAINER
 from modelserve_operator.sources import MODELS_PATH, WEIGHTS_VOLUME, ModelSource
 
 SCRATCH_ENVIRONMENT = [

@@ -8,9 +8,9 @@ from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
 from modelserve_operator.manifests.restricted_pod import COMMIT_KEY
 from modelserve_operator.manifests.worker_template import progress_deadline_seconds
-from modelserve_operator.observed import Body
-from modelserve_operator.revision import ENGINE_FILE, Revision
-from modelserve_operator.terminal_failure import FailureRecord
+from modelserve_operator.observed.snapshot import Body
+from modelserve_operator.observed.terminal_failure import FailureRecord
+from modelserve_operator.revisions.revision import ENGINE_FILE, Revision
 
 
 def controller_revision(model_serve: Body, revision: Revision) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserve.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
+from modelserve.model.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.manifests.metadata import child_metadata
-from modelserve_operator.observed import Body
+from modelserve_operator.observed.snapshot import Body
 from modelserve_operator.sources import ModelSource, surges_first
 
 

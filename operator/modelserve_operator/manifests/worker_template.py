@@ -9,10 +9,10 @@ from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.model_source import SecretKeyRef
-from modelserve.planning.eligibility import GPU_TOLERATION, HOSTNAME_LABEL
-from modelserve.planning.resource_slices import is_device_class
+from modelserve.planning.pools.eligibility import GPU_TOLERATION, HOSTNAME_LABEL
+from modelserve.planning.pools.resource_slices import is_device_class
 from modelserve.releases import release_number
-from modelserve_operator import disruption, labels
+from modelserve_operator import labels
 from modelserve_operator.manifests.claim_template import ask_by_claim
 from modelserve_operator.manifests.pod_resources import (
     download_resources,
@@ -30,8 +30,9 @@ from modelserve_operator.manifests.restricted_pod import (
     pod_spec,
     resolve_container,
 )
-from modelserve_operator.observed import FETCH_CONTAINER, WORKER_CONTAINER
-from modelserve_operator.revision import ENGINE_FILE, FETCH_DRAFTER_CONTAINER, RESOLVE_CONTAINER, Worker
+from modelserve_operator.observed.snapshot import FETCH_CONTAINER, WORKER_CONTAINER
+from modelserve_operator.revisions.revision import ENGINE_FILE, FETCH_DRAFTER_CONTAINER, RESOLVE_CONTAINER, Worker
+from modelserve_operator.rollout import disruption
 from modelserve_operator.sources import ModelSource
 
 PORT = 8000

@@ -12,12 +12,12 @@ from modelserve.api import Candidate, ModelServeSpec, PlanStatus
 from modelserve.planning.changes import placed_on, plan_changes
 from modelserve.units import GIB
 from modelserve_operator import labels
-from modelserve_operator.decision import Decision
-from modelserve_operator.observed import Observed
-from modelserve_operator.plan import approve_command, decide
+from modelserve_operator.observed.snapshot import Observed
+from modelserve_operator.planning.decision import Decision
+from modelserve_operator.planning.plan import approve_command, decide
+from modelserve_operator.planning.replan import same_plan
 from modelserve_operator.reasons import Reason
-from modelserve_operator.replan import same_plan
-from modelserve_operator.revision import Revision
+from modelserve_operator.revisions.revision import Revision
 from modelserve_operator.settings import Settings
 
 MOST_OTHERS = 6  # candidates beside the chosen one

@@ -14,13 +14,13 @@ from modelserve.api import ModelServe
 from modelserve.errors import InvalidInput
 from modelserve.published import published_model
 from modelserve_operator import labels, sources
-from modelserve_operator.claims import ClaimModes
-from modelserve_operator.drafters import drafter_to_read
-from modelserve_operator.history import owned_by, read_history
-from modelserve_operator.kinds import CONFIG_MAP, CONTROLLER_REVISION
-from modelserve_operator.kube import Kube
-from modelserve_operator.observed import Observed
-from modelserve_operator.supply import Supply
+from modelserve_operator.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION
+from modelserve_operator.cluster.kube import Kube
+from modelserve_operator.gathering.claims import ClaimModes
+from modelserve_operator.inventory.supply import Supply
+from modelserve_operator.observed.snapshot import Observed
+from modelserve_operator.planning.drafters import drafter_to_read
+from modelserve_operator.revisions.history import owned_by, read_history
 from modelserve_operator.webhook.review import Body
 
 

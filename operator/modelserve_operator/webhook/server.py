@@ -15,8 +15,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from modelserve_operator import metrics
-from modelserve_operator.kube import KubeError
+from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.process import metrics
 from modelserve_operator.settings import Settings
 from modelserve_operator.webhook.certificates import Pair
 from modelserve_operator.webhook.preview import preview

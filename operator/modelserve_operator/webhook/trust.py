@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from modelserve_operator.kinds import SECRET, WEBHOOK_CONFIGURATION
-from modelserve_operator.kube import Kube, KubeError
+from modelserve_operator.cluster.kinds import SECRET, WEBHOOK_CONFIGURATION
+from modelserve_operator.cluster.kube import Kube, KubeError
 from modelserve_operator.webhook.certificates import Pair, bundle_with, new_pair, trusts
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ import gc
 
 from modelserve.api import API_VERSION, KIND, ModelServe
 from modelserve.published import published_model, published_uris
-from modelserve_operator.gather import Gatherer
-from modelserve_operator.revision_builder import offers_for, plan_for
-from modelserve_operator.supply import Supply
+from modelserve_operator.gathering.gather import Gatherer
+from modelserve_operator.inventory.supply import Supply
+from modelserve_operator.planning.revision_builder import offers_for, plan_for
 
 LOOK_SECONDS = 0.25
 

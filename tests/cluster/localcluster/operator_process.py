@@ -17,7 +17,7 @@ from typing import Any
 from localcluster.processes import Process, free_ports, spawn
 from localcluster.settings import OPERATOR_USER, ClusterError, Layout
 from localcluster.target import Target
-from modelserve_operator.kinds import CLUSTER_RULES, NAMESPACED_RULES
+from modelserve_operator.cluster.kinds import CLUSTER_RULES, NAMESPACED_RULES
 from modelserve_operator.settings import DEFAULT_NAMESPACE
 
 RECONCILES = "modelserve_operator_reconciles_total{"

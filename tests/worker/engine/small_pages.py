@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
 
 EOS = 1

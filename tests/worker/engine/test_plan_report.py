@@ -9,13 +9,13 @@ import pytest
 from rank_of import rank_of
 
 from modelserve.api.status import GpuMemory, PlanStatus
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat, int4
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve.sizing.weights import weight_bytes
-from modelserve.weight_format import WeightFormat, int4
+from modelserve.sizing.weights.text import weight_bytes
 from modelserve_worker.engine.plan_report import plan_report
 from modelserve_worker.startup.memory_report import MemoryReport
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from untrained import random_tensor
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_tools.tiny.weights import save_weights, tensor_shapes
 from modelserve_worker.batch import AdmittedRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.attention import AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.resolve import ATTENTION_OPERATIONS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_tools.tiny.variants import config_json
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates

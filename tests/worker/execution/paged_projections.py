@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.attention.page_groups import page_groups
 from modelserve_worker.attention.paged_attention import PagedAttention

@@ -18,7 +18,7 @@ from torch import Tensor
 from train import read_decoder
 from train_assistant import read_assistant
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_tools.evaluation.cells import Cell
 from modelserve_worker.attention.cache_reader import PlainCacheReader
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM

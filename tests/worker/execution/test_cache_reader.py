@@ -12,7 +12,7 @@ from full_logits import forward_hidden
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from test_kernel_path import kernels_run_interpreted  # noqa: F401 - a fixture, of every test
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.kernels.attention import triton_launches

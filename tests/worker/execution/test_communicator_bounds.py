@@ -16,8 +16,8 @@ from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
 from modelserve.inspection import read_rank_settings
 from modelserve.planning.engine_settings import engine_args_for
-from modelserve.planning.offers import AcceleratorOffer
 from modelserve.planning.planner import plan
+from modelserve.planning.pools.offers import AcceleratorOffer
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.communicator import OVER_PCIE, communicator_bytes

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine_client import EngineDead

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.cache import host_lanes
 from modelserve_worker.cache.host_lanes import HostMemoryError, Lane, StreamLane

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.cache.host_memory import HostMemory

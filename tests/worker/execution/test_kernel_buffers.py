@@ -6,8 +6,8 @@ import pytest
 import torch
 from rank_of import rank_of
 
-from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys, kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry

@@ -22,7 +22,7 @@ from modelserve_worker.terminal_error import TerminalError
 COMMON = """
 import json, sys
 from pathlib import Path
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
 from modelserve_worker.startup import kernel_build, kernel_trace
@@ -66,7 +66,7 @@ formats = sorted({each for _, constants in compiled for each in constants if isi
 print(json.dumps([wrong, formats]))
 """
 QUANTISED = """
-from modelserve.weight_format import WeightFormat
+from modelserve.model.weight_format import WeightFormat
 whole = published_model("hf://google/gemma-4-26B-A4B").architecture.model_dump()
 architecture = ModelArchitecture.model_validate(whole | {"full_attention_layers": (1,), "num_hidden_layers": 2})
 args = EngineArgs(model="", max_num_seqs=1, max_num_batched_tokens=1280)
@@ -116,7 +116,7 @@ from modelserve.sizing.backends.launches import decode_launches
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import LIBRARY
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.weight_format import WeightFormat
+from modelserve.model.weight_format import WeightFormat
 from modelserve_worker.startup import kernel_trace
 from modelserve_worker.kernels.compiling.launching import noted_by
 FORMATS = {
@@ -294,7 +294,7 @@ def test_the_table_names_what_steps_launch_and_how_often(tmp_path: Path) -> None
 def test_targets_are_built_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two in one call find what each finds alone, in its own process."""
     from modelserve.engine_args import EngineArgs
-    from modelserve.weight_format import int4
+    from modelserve.model.weight_format import int4
     from modelserve_worker.startup import kernel_build
 
     processes: list[list[int]] = []

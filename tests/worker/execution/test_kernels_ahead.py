@@ -32,7 +32,7 @@ WITHIN_S = 60.0
 # One layer of a kind is traced where there are many of it; the launches of all of them are the same.
 TRACE = """
 import json, sys
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.published import published_model
 from modelserve_worker.startup import kernel_trace

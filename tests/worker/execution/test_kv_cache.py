@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import PageMove
 from modelserve_worker.cache.kv_cache import KVCache

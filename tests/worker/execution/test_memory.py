@@ -12,7 +12,7 @@ from rank_of import rank_of
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.sizing.memory import memory_plan
-from modelserve.sizing.weights import weight_bytes
+from modelserve.sizing.weights.text import weight_bytes
 from modelserve.termination import TerminationReason
 from modelserve_worker.startup.accelerator_check import AcceleratorMismatch
 from modelserve_worker.startup.device import kernel_table, select_device, select_geometry, with_compute_dtype

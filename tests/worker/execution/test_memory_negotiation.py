@@ -15,7 +15,7 @@ import pytest
 from rank_of import rank_of
 
 from localcluster.processes import free_ports
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.termination import TERMINAL_EXIT_CODE

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paged_projections import POOL, Projections, poisoned_cache, run_steps, tables_for
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.attention import paged_attention
 from modelserve_worker.attention.page_groups import page_groups

@@ -10,8 +10,8 @@ import pytest
 import torch
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 
-from modelserve.architecture import LayerKind
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import FailedStep, PageCheck, SampledTokens
 from modelserve_worker.cache.kv_cache import KVCache

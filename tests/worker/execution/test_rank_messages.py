@@ -11,7 +11,7 @@ from array import array
 import numpy as np
 import pytest
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.termination import TerminationReason
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.ranks.messages import decode_batch, encode_batch

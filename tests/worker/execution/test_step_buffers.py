@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.cuda_graphs import decode_graph_sizes, mixed_graph_sizes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NO_UPDATES, NOT_A_NUMBER, FailedStep, ScheduledBatch, TableUpdates

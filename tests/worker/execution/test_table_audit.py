@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_tables import attention_table
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve_worker.attention import fast_attention
 from modelserve_worker.attention.fast_attention import KernelAttention
 from modelserve_worker.attention.table_audit import TableAudit

@@ -12,7 +12,7 @@ from model_checkpoints import make_checkpoint, random_tokens
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import read_assistant
-from modelserve.sizing.assistant import assistant_weight_bytes
+from modelserve.sizing.weights.assistant import assistant_weight_bytes
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
 from modelserve_worker.drafters.drafter import LongestProposal
 from modelserve_worker.engine.engine import Engine

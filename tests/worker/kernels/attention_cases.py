@@ -8,7 +8,7 @@ import torch
 from paged_case import PagedCase, rope
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels.attention import triton_launches as doors

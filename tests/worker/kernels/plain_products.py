@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve.sizing.weights.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
 from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision, paired
 from modelserve_worker.kernels.products.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 

@@ -8,9 +8,9 @@ from ordered_dots import add_in_order
 from torch.nn import functional
 
 from modelserve.errors import InvalidInput
+from modelserve.model.weight_format import StoredType, TextLinear
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import Formats, resolve
-from modelserve.weight_format import StoredType, TextLinear
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.products.exact_products import PlainExactProducts, check_places
 from modelserve_worker.kernels.products.exact_products_triton import TritonExactProducts, TritonGroupedProducts

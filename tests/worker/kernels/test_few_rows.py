@@ -7,11 +7,11 @@ import torch
 from plain_products import PlainFp8, PlainInt4, fp8_elements, int4_elements
 from torch import Tensor
 
+from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat, int4
 from modelserve.sizing.backends.products import INTEGER_BYTES, INTEGER_ROWS, PRODUCTS, integer_bytes
 from modelserve.sizing.backends.registry import Matrix, choices_of
 from modelserve.sizing.backends.table import KernelTable
-from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS
-from modelserve.weight_format import StoredType, TextLinear, WeightFormat, int4
+from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS
 from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.products import fp8_linear_triton, int4_linear_triton

@@ -15,7 +15,7 @@ from plain_products import PlainFp8, fp8_elements, unpaired
 from plain_products import rounded_inputs as plain_rounded_inputs
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import fp8_inputs
+from modelserve.sizing.weights.quantised_tiles import fp8_inputs
 from modelserve_worker.kernels.products import fp8_linear, fp8_linear_triton
 from modelserve_worker.kernels.products.fp8_linear import e4m3_precision, repack_fp8
 from modelserve_worker.kernels.products.fp8_linear_triton import PLANES, PRECISION, fp8_grouped_with, fp8_product_with

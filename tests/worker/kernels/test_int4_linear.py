@@ -12,7 +12,7 @@ import torch
 from plain_products import PlainInt4, int4_elements
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
+from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
 from modelserve_worker.kernels.products import int4_linear, int4_linear_triton
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.products.int4_linear_triton import (

@@ -14,7 +14,7 @@ from plain_products import int4_elements
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import int4_tiles
+from modelserve.sizing.weights.quantised_tiles import int4_tiles
 from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 

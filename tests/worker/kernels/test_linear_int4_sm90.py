@@ -10,7 +10,7 @@ from hopper import on_hopper
 from plain_products import int4_elements
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, int4_tiles
+from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, int4_tiles
 from modelserve_worker.kernels.products.hopper import linear_int4_sm90
 from modelserve_worker.kernels.products.hopper.linear_int4_sm90 import (
     CLUSTER,

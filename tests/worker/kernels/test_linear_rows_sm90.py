@@ -12,7 +12,7 @@ from plain_products import fp8_elements, int4_elements
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import int4_tiles
+from modelserve.sizing.weights.quantised_tiles import int4_tiles
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs, e4m3_precision
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles

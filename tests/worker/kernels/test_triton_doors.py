@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat, int4
 from modelserve.published import published_model
-from modelserve.weight_format import WeightFormat, int4
 
 TOOLS = Path(__file__).resolve().parents[2] / "gpu"
 

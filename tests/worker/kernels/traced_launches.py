@@ -155,10 +155,10 @@ def once_each(launches: Iterable[Traced | Source]) -> list[Traced | Source]:
 
 def launches_of(case: Case, capability: int) -> list[Traced | Source]:
     """In a process of its own: from here on Triton compiles for `capability`."""
-    from modelserve.architecture import ModelArchitecture
     from modelserve.engine_args import EngineArgs
+    from modelserve.model.architecture import ModelArchitecture
+    from modelserve.model.weight_format import WeightFormat
     from modelserve.published import published_model
-    from modelserve.weight_format import WeightFormat
     from modelserve_worker.startup.kernel_trace import KernelLaunch, kernel_launches
 
     arguments = {"max_num_seqs": 8, "max_num_batched_tokens": 320} | case.arguments

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.table import NO_ENDS, Backend, Choice, Ends, KernelTable, Operation, Subject
-from modelserve.weight_format import StoredType
 from modelserve_worker.kernels.operations import NO_KERNELS, MatrixProducts, Operations, Product
 
 CPU = torch.device("cpu")

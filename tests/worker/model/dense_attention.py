@@ -6,7 +6,7 @@ import torch
 from full_logits import compute_logits
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.rotary import rotate

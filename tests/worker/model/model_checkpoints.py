@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.inspection import read_weight_format
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement

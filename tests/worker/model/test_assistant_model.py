@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from modelserve.errors import InvalidInput
 from modelserve.published import assistant_of
-from modelserve.sizing.assistant import assistant_weight_bytes, drafter_buffer_bytes
+from modelserve.sizing.weights.assistant import assistant_weight_bytes, drafter_buffer_bytes
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement

@@ -7,7 +7,7 @@ import torch
 from chosen_operations import ChosenOperations
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS
 from modelserve_worker.kernels.experts.experts import ExpertDoors, PlainExperts
 from modelserve_worker.kernels.experts.experts_triton import TILES, TritonExperts

@@ -12,7 +12,7 @@ from model_checkpoints import WINDOW, make_checkpoint, random_tokens
 from paged_logits import Forced, Traffic, geometry_of, replay, scarce, sequences
 from test_paged_logits import TOLERANCE, expected, model_of
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.layers.mlp import GatedMLP
 
 # The last layer with a cache of its own is global, of K and V or of V alone, before layers that share it or none.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice, PlainExperts, Shares
 from modelserve_worker.kernels.products import row_blocks
 from modelserve_worker.kernels.products.row_blocks import grouped_product

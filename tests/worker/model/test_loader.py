@@ -19,10 +19,10 @@ from dense_attention import dense_logits
 from model_checkpoints import load_checkpoint, random_tokens, read_architecture, reference_logits, rewrite
 from safetensors.torch import load_file, save_file
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.checkpoint_files import INDEX_FILE as INDEX
-from modelserve.checkpoint_files import read_header
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.checkpoint_files import INDEX_FILE as INDEX
+from modelserve.model.checkpoint_files import read_header
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement

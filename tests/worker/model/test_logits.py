@@ -15,7 +15,7 @@ from model_checkpoints import VARIANTS, WINDOW, load_checkpoint, random_tokens, 
 from rank_logits import last_logits_of_kept_rows, logits_of_kept_rows, tensor_parallel_logits
 from torch import Tensor
 
-from modelserve.weight_format import StoredType
+from modelserve.model.weight_format import StoredType
 from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
 from modelserve_worker.layers import attention as attention_layer
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from modelserve.errors import InvalidInput
+from modelserve.model.weight_format import StoredType, WeightFormat, int4
 from modelserve.published import published_model, published_uris
-from modelserve.sizing.weights import tensor_parallel_problem, weight_bytes
-from modelserve.weight_format import StoredType, WeightFormat, int4
+from modelserve.sizing.weights.text import tensor_parallel_problem, weight_bytes
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM

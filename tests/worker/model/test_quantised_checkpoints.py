@@ -25,9 +25,9 @@ from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.inspection import inspect_checkpoint, read_weight_format
-from modelserve.sizing.dequantisation import workspace_bytes
-from modelserve.sizing.weights import weight_bytes
-from modelserve.weight_format import TextLinear
+from modelserve.model.weight_format import TextLinear
+from modelserve.sizing.weights.dequantisation import workspace_bytes
+from modelserve.sizing.weights.text import weight_bytes
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.weights.files import InvalidCheckpoint

@@ -13,7 +13,7 @@ from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from quantise import quantise
 from torch import Tensor
 
-from modelserve.weight_format import StoredType
+from modelserve.model.weight_format import StoredType
 from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice, PlainExperts
 from modelserve_worker.kernels.products.fp8_linear_triton import fp8_grouped, fp8_unpacked_product
 from modelserve_worker.kernels.products.int4_linear_triton import int4_fused_product, int4_grouped

@@ -7,14 +7,14 @@ import torch
 from architecture_of import architecture_of
 from rank_of import rank_of
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat, int4
 from modelserve.sizing.activation import activation_terms
 from modelserve.sizing.backends.resolve import Formats, multiplied_by_kernels, resolve
 from modelserve.sizing.cuda_graphs import CUDA_GRAPH_NODE_BYTES, graphs_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
-from modelserve.sizing.quantised_tiles import SPLIT_SUM_BYTES, tile_padding_bytes
-from modelserve.sizing.weights import weight_bytes
-from modelserve.weight_format import WeightFormat, int4
+from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, tile_padding_bytes
+from modelserve.sizing.weights.text import weight_bytes
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.layers.parallel import TensorParallel

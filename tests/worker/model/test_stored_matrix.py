@@ -13,9 +13,9 @@ from quantise import FORMATS, fp8_tensors, int4_tensors
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelserve.sizing.dequantisation import bytes_beside, kernels, scratch_bytes
-from modelserve.sizing.weights import WeightTensor
-from modelserve.weight_format import StoredType, TextLinear
+from modelserve.model.weight_format import StoredType, TextLinear
+from modelserve.sizing.weights.dequantisation import bytes_beside, kernels, scratch_bytes
+from modelserve.sizing.weights.text import WeightTensor
 from modelserve_worker.kernels.products.fp8_linear import e4m3_precision
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix, StoredMatrix, stored_matrix

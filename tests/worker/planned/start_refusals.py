@@ -43,7 +43,7 @@ _CONTRACT, _ECHO = Unknowable.CONTRACT, Unknowable.ECHO
 # The inspection of a model runs the same functions before anything is planned: what they refuse has no plan.
 _INSPECTED = Rule("modelserve.inspection:inspect_checkpoint")
 _PAIR = Rule("modelserve.planning.drafts:WantedDrafts.of_target")
-_TENSOR = Rule("modelserve.sizing.weights:tensor_parallel_problem", "TensorParallel")
+_TENSOR = Rule("modelserve.sizing.weights.text:tensor_parallel_problem", "TensorParallel")
 _GENERATION = Rule("modelserve.sizing.backends.generations:generation_of", "ComputeCapability")
 _LAYOUT = Rule("modelserve.planning.evaluation:_unservable", "Layout")
 _CONTEXT = Rule("modelserve.planning.evaluation:_unservable", "ContextLength")
@@ -55,36 +55,36 @@ _ENGINE_RULES = Rule("modelserve.api.spec:EngineSpec")
 _CORE, _WORKER = "modelserve.", "modelserve_worker."
 START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     # (function, exception): (statements, why)
-    (_CORE + "architecture:ModelArchitecture._consistent", "ValueError"): (7, _INSPECTED),
-    (_CORE + "architecture:ModelArchitecture.from_config", "InvalidInput"): (5, _INSPECTED),
-    (_CORE + "architecture:ModelArchitecture.from_config", "UnsupportedModel"): (1, _INSPECTED),
-    (_CORE + "architecture:_global_overrides", "ValueError"): (1, _INSPECTED),
-    (_CORE + "architecture:architecture_fields", "UnsupportedModel"): (1, _INSPECTED),
-    (_CORE + "architecture:architecture_fields", "ValueError"): (2, _INSPECTED),
+    (_CORE + "model.architecture:ModelArchitecture._consistent", "ValueError"): (7, _INSPECTED),
+    (_CORE + "model.architecture:ModelArchitecture.from_config", "InvalidInput"): (5, _INSPECTED),
+    (_CORE + "model.architecture:ModelArchitecture.from_config", "UnsupportedModel"): (1, _INSPECTED),
+    (_CORE + "model.architecture:_global_overrides", "ValueError"): (1, _INSPECTED),
+    (_CORE + "model.architecture:architecture_fields", "UnsupportedModel"): (1, _INSPECTED),
+    (_CORE + "model.architecture:architecture_fields", "ValueError"): (2, _INSPECTED),
     # An assistant of a plan is left out where it would not start (`optional_drafter`).
-    (_CORE + "assistant:AssistantArchitecture._consistent", "ValueError"): (3, _FILES),
-    (_CORE + "assistant:AssistantArchitecture.from_config", "InvalidInput"): (3, _FILES),
-    (_CORE + "assistant:AssistantArchitecture.from_config", "UnsupportedModel"): (3, _FILES),
-    (_CORE + "checkpoint_files:_entry", "InvalidInput"): (3, _FILES),
-    (_CORE + "checkpoint_files:read_header", "InvalidInput"): (4, _FILES),
-    (_CORE + "checkpoint_files:read_index", "InvalidInput"): (2, _FILES),
-    (_CORE + "checkpoint_files:read_json_object", "InvalidInput"): (3, _FILES),
-    (_CORE + "checkpoint_files:weight_files", "InvalidInput"): (3, _FILES),
+    (_CORE + "model.assistant:AssistantArchitecture._consistent", "ValueError"): (3, _FILES),
+    (_CORE + "model.assistant:AssistantArchitecture.from_config", "InvalidInput"): (3, _FILES),
+    (_CORE + "model.assistant:AssistantArchitecture.from_config", "UnsupportedModel"): (3, _FILES),
+    (_CORE + "model.checkpoint_files:_entry", "InvalidInput"): (3, _FILES),
+    (_CORE + "model.checkpoint_files:read_header", "InvalidInput"): (4, _FILES),
+    (_CORE + "model.checkpoint_files:read_index", "InvalidInput"): (2, _FILES),
+    (_CORE + "model.checkpoint_files:read_json_object", "InvalidInput"): (3, _FILES),
+    (_CORE + "model.checkpoint_files:weight_files", "InvalidInput"): (3, _FILES),
     (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
-    (_CORE + "quantization_config:_check_unquantised", "_unknown"): (1, _INSPECTED),
-    (_CORE + "quantization_config:_fp8_activations", "_unknown"): (2, _INSPECTED),
-    (_CORE + "quantization_config:_held", "_unknown"): (1, _INSPECTED),
-    (_CORE + "quantization_config:_matcher", "_unknown"): (2, _INSPECTED),
-    (_CORE + "quantization_config:_scheme_format", "_unknown"): (1, _INSPECTED),
-    (_CORE + "quantization_config:_scheme_format", "problem"): (2, _INSPECTED),
-    (_CORE + "quantization_config:stated_format", "_unknown"): (6, _INSPECTED),
+    (_CORE + "model.quantization_config:_check_unquantised", "_unknown"): (1, _INSPECTED),
+    (_CORE + "model.quantization_config:_fp8_activations", "_unknown"): (2, _INSPECTED),
+    (_CORE + "model.quantization_config:_held", "_unknown"): (1, _INSPECTED),
+    (_CORE + "model.quantization_config:_matcher", "_unknown"): (2, _INSPECTED),
+    (_CORE + "model.quantization_config:_scheme_format", "_unknown"): (1, _INSPECTED),
+    (_CORE + "model.quantization_config:_scheme_format", "problem"): (2, _INSPECTED),
+    (_CORE + "model.quantization_config:stated_format", "_unknown"): (6, _INSPECTED),
     (_CORE + "sizing.backends.generations:generation_of", "UnknownGenerationError"): (1, _GENERATION),
     (_CORE + "sizing.backends.resolve:resolve", "InvalidInput"): (1, _ENGINE_RULES),
     (_CORE + "sizing.memory:check_overrides", "InvalidInput"): (2, _HAND),
     (_CORE + "sizing.pages:cache_geometry", "InvalidInput"): (1, _LAYOUT),
-    (_CORE + "sizing.weights:_terms", "InvalidInput"): (1, _TENSOR),
-    (_CORE + "sizing.weights:parameters_per_rank", "InvalidInput"): (1, _TENSOR),
-    (_CORE + "weight_format:WeightFormat._consistent", "ValueError"): (2, _INSPECTED),
+    (_CORE + "sizing.weights.text:_terms", "InvalidInput"): (1, _TENSOR),
+    (_CORE + "sizing.weights.text:parameters_per_rank", "InvalidInput"): (1, _TENSOR),
+    (_CORE + "model.weight_format:WeightFormat._consistent", "ValueError"): (2, _INSPECTED),
     (_WORKER + "__main__:_parse", "TerminalError"): (1, _HAND),
     (_WORKER + "__main__:_read_checkpoint", "TerminalError.of_checkpoint"): (1, _ECHO),
     (_WORKER + "__main__:_read_model", "TerminalError.of_checkpoint"): (1, _ECHO),

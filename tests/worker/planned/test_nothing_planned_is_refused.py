@@ -22,18 +22,18 @@ from start_refusals import START_REFUSALS, Rule
 import modelserve
 import modelserve_worker
 from modelserve.api import API_VERSION, KIND, ModelServe, ModelServeSpec, PlanStatus
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE, CPU, Accelerator
-from modelserve.model_facts import ModelFacts
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.model_facts import ModelFacts
+from modelserve.model.weight_format import WeightFormat, dense_format
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, offers_from_nodes, plan
 from modelserve.planning.evaluation import Fit, Refusal
 from modelserve.planning.planner import consider
 from modelserve.published import published_model, published_uris
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
-from modelserve.weight_format import WeightFormat, dense_format
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine import event_publisher
 from modelserve_worker.kernels.operations import Operations

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from stamped_device import StampedDevice, StampedModel
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
 from modelserve_worker.host_pages import HostProgress

@@ -11,8 +11,8 @@ import numpy as np
 from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.mixed_steps import crowd_tokens, min_mixed_tokens
-from modelserve.planning.step_time import NO_ROWS, PromptRows, RankSpeed
+from modelserve.planning.speed.mixed_steps import crowd_tokens, min_mixed_tokens
+from modelserve.planning.speed.step_time import NO_ROWS, PromptRows, RankSpeed
 from modelserve.sizing.cuda_graphs import mixed_graph_sizes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.batch import SampledTokens, ScheduledBatch

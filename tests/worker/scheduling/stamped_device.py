@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 from stamped_host import StampedHost
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
 from modelserve_worker.batch import (
     IN_FLIGHT,

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import HostCopy, ScheduledBatch
 from modelserve_worker.host_pages import LANE_ENDED, HostProgress
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import PageMove, TableUpdates
 from modelserve_worker.scheduling.pages.arena import OutOfPagesError, Page, PageArena

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import SampledTokens
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits

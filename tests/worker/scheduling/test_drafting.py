@@ -12,8 +12,8 @@ from architecture_of import architecture_of
 from step_times import PerRow
 
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.draft_time import DraftSpeed
-from modelserve.planning.step_time import RankSpeed
+from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import assistant_of
 from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry

@@ -7,9 +7,9 @@ import pytest
 from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.draft_time import DraftSpeed
-from modelserve.planning.drafted_steps import DraftedSteps, VerifyingSteps
-from modelserve.planning.step_time import RankSpeed
+from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.drafted_steps import DraftedSteps, VerifyingSteps
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import assistant_of
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from replay import CHUNK, SEQUENCES, Arrival, Replay
 
-from modelserve.planning.expected_speed import Load, load_speed
+from modelserve.planning.speed.expected_speed import Load, load_speed
 
 DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "expected-speed.md").read_text()
 WITHIN = 0.1

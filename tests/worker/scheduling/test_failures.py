@@ -6,7 +6,7 @@ import pytest
 from scheduled import Driver, Step
 from stamped_device import StampedDevice, StampedModel
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import NOT_A_NUMBER, TableUpdates
 from modelserve_worker.request import FinishReason, Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits

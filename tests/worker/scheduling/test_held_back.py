@@ -6,7 +6,7 @@ import pytest
 from scheduled import Driver
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.held_back import HeldBack

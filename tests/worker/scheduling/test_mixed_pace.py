@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduled import Driver, Step
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import SampledTokens
 from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.request import Request, SamplingParams

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.scheduling.pages.arena import OutOfPagesError, PageArena
 from modelserve_worker.scheduling.pages.page_table import PageTable
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scheduled import Driver
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
-from modelserve.planning.prompt_rows import PromptCost
+from modelserve.model.architecture import LayerKind
+from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefill import share_prefill_tokens, trim_to_captured

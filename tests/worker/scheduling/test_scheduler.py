@@ -7,8 +7,8 @@ import pytest
 from scheduled import Driver, Step
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import IN_FLIGHT, SampledTokens
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from modelserve_worker.scheduling.admission import SchedulerLimits

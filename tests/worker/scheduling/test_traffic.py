@@ -12,8 +12,8 @@ import pytest
 from stamped_device import StampedDevice, StampedModel
 from step_times import AnyDraftTime
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import NOT_A_NUMBER, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits

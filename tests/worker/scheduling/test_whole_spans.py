@@ -10,8 +10,8 @@ import pytest
 from scheduled import Driver, Step
 from stamped_device import StampedModel
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.embedded_spans import EmbeddedSpan
 from modelserve_worker.ranks.messages import decode_batch, encode_batch
 from modelserve_worker.request import Request, SamplingParams

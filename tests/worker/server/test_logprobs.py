@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserve.sizing.front_end import HELD_BYTES_PER_LOGPROB
+from modelserve.sizing.host.front_end import HELD_BYTES_PER_LOGPROB
 from modelserve_worker.request import PromptLogprobs, TokenLogprobs
 from modelserve_worker.server import json_text
 from modelserve_worker.server.answers import chat, completions

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.tiny.__main__ import main, write_checkpoint
 from modelserve_tools.tiny.variants import VARIANTS
 from modelserve_tools.tiny.weights import PREFIX

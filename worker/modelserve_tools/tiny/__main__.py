@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_tools.tiny.variants import DENSE_THINKING_OFF_BLOCK, EOS_TOKEN_IDS, VARIANTS, config_json
 from modelserve_tools.tiny.weights import write_weights

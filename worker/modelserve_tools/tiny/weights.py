@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 
 PREFIX = "model.language_model."
 

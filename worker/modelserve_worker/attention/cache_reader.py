@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve_worker.attention.page_groups import global_rows, sliding_rows
 from modelserve_worker.attention.paged_attention import DeriveKeys

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.kernel_buffers import expansion_keys
 from modelserve_worker.attention.table_audit import TableAudit

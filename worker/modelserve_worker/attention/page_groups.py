@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import ScheduledBatch, spare_from, stored_from
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.step.block_tables import BlockTables

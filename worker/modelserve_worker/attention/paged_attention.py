@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.memory import KEYS_PER_PASS, SCORES_PER_PASS
 from modelserve_worker.attention.page_groups import PageGroups, SegmentGroup
 from modelserve_worker.batch import ScheduledBatch

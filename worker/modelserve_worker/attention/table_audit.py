@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.cache.kv_stamps import KVStamps, describe, stamp

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import HostCopy, ScheduledBatch
 from modelserve_worker.cache.host_lanes import Lane, StreamLane
 from modelserve_worker.cache.kv_cache import KVCache

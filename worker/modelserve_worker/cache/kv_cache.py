@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry, PageSpec, Plane
 from modelserve_worker.batch import PageCheck, PageMove
 from modelserve_worker.cache.kv_stamps import KVStamps

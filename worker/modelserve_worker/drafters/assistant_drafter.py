@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.cuda_graphs import decode_graph_sizes
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.drafters.drafter import Accepted, CacheReader, Drafter, Proposal, ReaderOf

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import AttentionBackend

@@ -6,13 +6,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import pair_problem
-from modelserve.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER, read_header, weight_files
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_assistant
-from modelserve.sizing.assistant import ranks_problem
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import pair_problem
+from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER, read_header, weight_files
+from modelserve.sizing.weights.assistant import ranks_problem
 
 logger = logging.getLogger(__name__)
 

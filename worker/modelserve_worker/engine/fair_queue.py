@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelserve.planning.prompt_rows import PREFILLS_AHEAD
+from modelserve.planning.speed.prompt_rows import PREFILLS_AHEAD
 from modelserve_worker.engine_client import EngineBusy
 from modelserve_worker.request import Request
 

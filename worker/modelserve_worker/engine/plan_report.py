@@ -16,10 +16,10 @@ from modelserve.api.status import (
     PlanStatus,
     RequestBytes,
 )
-from modelserve.architecture import LayerKind, ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CPU, CPU_PRODUCT, accelerator_from_labels
 from modelserve.inspection import read_rank_settings
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.planning.report import LENGTHS, gpu_memory
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.memory import MemoryPlan, memory_plan

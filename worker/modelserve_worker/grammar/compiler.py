@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
-from modelserve.sizing.grammars import MOST_LEXER_STATES
+from modelserve.sizing.host.grammars import MOST_LEXER_STATES
 from modelserve_worker.grammar.limits import DOCUMENT_PART, parser_limits, part_names
 from modelserve_worker.grammar.mask_time import DEAR_S, MaskTime
 from modelserve_worker.grammar.matcher import GrammarMatcher, is_allowed

@@ -10,7 +10,7 @@ import json
 
 from llguidance import LLParserLimits
 
-from modelserve.sizing.grammars import MOST_LEXER_STATES
+from modelserve.sizing.host.grammars import MOST_LEXER_STATES
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024  # as the library's JSON, all of its parts together
 # Names of parts, from which it follows how they are treated.

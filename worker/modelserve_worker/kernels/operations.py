@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelserve.assistant import AssistantArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.resolve import with_drafter
 from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
-from modelserve.weight_format import StoredType
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors, ExactElementwise, PlainElementwise
 from modelserve_worker.kernels.experts.experts import ExactExperts, ExpertDoors, PlainExperts
 from modelserve_worker.kernels.products.exact_products import PlainExactProducts

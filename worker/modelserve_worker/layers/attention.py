@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.weight_format import TextLinear
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import TextLinear
 from modelserve_worker.kernels.elementwise.elementwise import rms_normalize
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear

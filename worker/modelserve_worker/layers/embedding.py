@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.weight_format import TextLinear
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import TextLinear
 from modelserve_worker.layers.linear import ReplicatedLinear
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.placement import Placement

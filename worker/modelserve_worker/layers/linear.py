@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modelserve.weight_format import TextLinear
+from modelserve.model.weight_format import TextLinear
 from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored_matrix import stored_matrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from modelserve.weight_format import TextLinear
+from modelserve.model.weight_format import TextLinear
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.placement import Placement
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.weight_format import TextLinear
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import TextLinear
 from modelserve_worker.kernels.experts.experts import (
     AddedNorms,
     BranchMatrices,

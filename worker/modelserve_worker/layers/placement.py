@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from modelserve.weight_format import WeightFormat
+from modelserve.model.weight_format import WeightFormat
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.layers.parallel import TensorParallel
 

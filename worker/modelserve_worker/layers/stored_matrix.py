@@ -2,11 +2,11 @@
 
 Parameters have the checkpoint's own layout, so that a loader copies bytes. `loaded` follows the last byte: what a
 format turns once it turns there, matrix by matrix, and where kernels multiply by it, it takes the order of theirs
-(`repack`; `modelserve.sizing.quantised_tiles` counts). Elsewhere products are the plain ones: the matrix in the compute
-type, made anew each time, then PyTorch's product. Which it is, of how many rows, the table of kernels says
+(`repack`; `modelserve.sizing.weights.quantised_tiles` counts). Elsewhere products are the plain ones: the matrix in the
+compute type, made anew each time, then PyTorch's product. Which it is, of how many rows, the table of kernels says
 (`Operations.products`). Those matrices share one workspace, since a stream computes one product after the other;
-`modelserve.sizing.dequantisation` says its size. Nothing waits for the host and no shape depends on a value, so a step
-that multiplies by any of them can be captured.
+`modelserve.sizing.weights.dequantisation` says its size. Nothing waits for the host and no shape depends on a value, so
+a step that multiplies by any of them can be captured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.operations import MatrixProducts
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs, e4m3_precision, repack_fp8

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import StoredType, TextLinear
 from modelserve.sizing.backends.table import HEAD
-from modelserve.sizing.dequantisation import workspace_bytes
-from modelserve.sizing.weights import tensor_parallel_problem
-from modelserve.weight_format import StoredType, TextLinear
+from modelserve.sizing.weights.dequantisation import workspace_bytes
+from modelserve.sizing.weights.text import tensor_parallel_problem
 from modelserve_worker.kernels.attention.row_codec import v_only_columns
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
 from modelserve_worker.kernels.experts.experts import Routed

@@ -17,12 +17,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from modelserve.architecture import LayerKind
-from modelserve.assistant import AssistantArchitecture, pair_problem
 from modelserve.errors import InvalidInput
-from modelserve.sizing.assistant import ROWS_PER_SELECTION
+from modelserve.model.architecture import LayerKind
+from modelserve.model.assistant import AssistantArchitecture, pair_problem
+from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.table import HEAD
-from modelserve.weight_format import StoredType
+from modelserve.sizing.weights.assistant import ROWS_PER_SELECTION
 from modelserve_worker.kernels.step_start import Rotation
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead

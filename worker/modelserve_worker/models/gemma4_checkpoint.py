@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from modelserve_worker.layers.moe import Experts

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modelserve.weight_format import FP8_BLOCK
+from modelserve.model.weight_format import FP8_BLOCK
 from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.stored_matrix import PACKED, DenseMatrix, Fp8Matrix, Int4Matrix, StoredMatrix
 

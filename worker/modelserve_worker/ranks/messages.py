@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve.sizing.speculation import Speculation

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.errors import InvalidInput
-from modelserve.planning.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
+from modelserve.planning.speed.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array, ScheduledBatch
 from modelserve_worker.request import Request

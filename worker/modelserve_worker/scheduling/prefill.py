@@ -2,8 +2,8 @@
 
 Half goes to the oldest prefill, rounded up. The rest goes to the shortest remaining first, and what they do not take
 falls to the longer ones, the oldest in its place among them. Tokens are shared by what they cost
-(`modelserve.planning.prompt_rows`): behind a long context a step has fewer of them, so that it takes no longer. With T
-prefill tokens a step, T >= 2:
+(`modelserve.planning.speed.prompt_rows`): behind a long context a step has fewer of them, so that it takes no longer.
+With T prefill tokens a step, T >= 2:
 
 Short prompts do not wait for long ones. A prompt of n tokens beside any number of longer ones has its first token in
 ceil(n / floor(T / 2)) steps; shorter ones add their own tokens to n. Of all orders, shortest remaining first has the
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from modelserve.planning.prompt_rows import PromptCost
+from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve_worker.batch import Int32Array
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.costs.mixed_pace import FEWEST_ROWS, MixedPace

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
 from modelserve_worker.batch import (
     BY_LENGTH,

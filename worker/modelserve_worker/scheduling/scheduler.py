@@ -12,7 +12,7 @@ and costs little more than its share of the prefill alone, where a decode by its
 more of a request's tokens come in mixed steps, the fewer steps remain that only decode. Rows of an image have to be in
 one step, whatever is beside them (whole_spans.py). Behind a long context rows attend to more, and a step has fewer of
 them, as many as a captured step. Steps follow what waits, in the front end too (held_back.py): half as long while few
-prompts do, up to three times as long where a crowd does (modelserve/planning/mixed_steps.py).
+prompts do, up to three times as long where a crowd does (modelserve/planning/speed/mixed_steps.py).
 
 Admission is first come first served, as many as slots and memory take at once, whatever the step has tokens for. When
 the head of the queue does not fit, those behind it wait too, however small: the bytes that running requests give back
@@ -53,8 +53,8 @@ from typing import Any
 
 import numpy as np
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import BFLOAT16_CAPABILITY, FP8_E4M3_CAPABILITY
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.backends.generations import UnknownGenerationError
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve.weight_format import WeightFormat
 from modelserve_worker.startup.accelerator_check import AcceleratorMismatch, DeviceFacts
 
 

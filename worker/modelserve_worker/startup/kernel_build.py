@@ -30,13 +30,13 @@ from pathlib import Path
 import triton
 from triton.backends.nvidia import driver as nvidia
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import takes_model
-from modelserve.weight_format import WeightFormat
 from modelserve_worker.kernels.compiling.cache_folder import folder_fault, shipped_folder
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, kept
 from modelserve_worker.kernels.compiling.kernel_cache import (

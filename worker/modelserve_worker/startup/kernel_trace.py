@@ -25,14 +25,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from triton.backends.compiler import GPUTarget
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_speculation
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.cuda_graphs import decode_graph_rows, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
-from modelserve.weight_format import WeightFormat
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource

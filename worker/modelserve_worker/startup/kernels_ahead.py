@@ -43,7 +43,7 @@ from modelserve_worker.startup.nvml import first_gpu
 
 MOST_PROCESSES = 10
 """That compile at once. With 0.1 GiB of its own each and 0.5 of what they share they fit in what a pod asks for beside
-its running engine (`modelserve.planning.pod_resources.CUDA_BYTES`)."""
+its running engine (`modelserve.planning.pools.pod_resources.CUDA_BYTES`)."""
 
 _BEGAN_S = time.monotonic()
 

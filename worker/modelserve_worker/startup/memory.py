@@ -10,14 +10,14 @@ from types import MappingProxyType
 
 import torch
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.inspection import read_rank_settings
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.memory import memory_plan, overhead_terms
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
 from modelserve.termination import TerminationReason
-from modelserve.weight_format import WeightFormat
 from modelserve_worker.startup.container_limits import MEMORY_LIMITS, meminfo_bytes, memory_limit_bytes
 
 UNLIMITED_CPU_SHARE = Decimal("0.5")  # of available memory, where neither EngineArgs nor a cgroup sets a limit

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
+from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.pages import CacheGeometry
-from modelserve.weight_format import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from modelserve import inspection
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.activation import sampling_bytes
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.communicator import environment

@@ -30,9 +30,9 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from modelserve.architecture import ModelArchitecture
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, ModelServeError
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import FailedStep, Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch

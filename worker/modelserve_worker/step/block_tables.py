@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
 from modelserve.errors import InvalidInput
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.kernel_buffers import TABLE_ROW_MULTIPLE
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import TableUpdates

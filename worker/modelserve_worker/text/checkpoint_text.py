@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config, read_json_object
 from modelserve.errors import InvalidInput
+from modelserve.model.checkpoint_files import GENERATION_FILE, read_generation_config, read_json_object
 from modelserve_worker.text.chat_template import ChatTemplate
 from modelserve_worker.text.prompt_encoder import PromptEncoder
 from modelserve_worker.text.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models
 
-from modelserve.sizing.front_end import KNOWN_TEXTS_BYTES
+from modelserve.sizing.host.front_end import KNOWN_TEXTS_BYTES
 from modelserve_worker.text.known_pieces import KnownPieces
 
 GUARD = "\udc01"

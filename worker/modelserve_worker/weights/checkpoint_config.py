@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modelserve import inspection
-from modelserve.architecture import ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
-from modelserve.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.weight_format import WeightFormat
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.checkpoint_files import GENERATION_FILE, read_generation_config
+from modelserve.model.weight_format import WeightFormat
 from modelserve_worker.weights.files import InvalidCheckpoint
 
 

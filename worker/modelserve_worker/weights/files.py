@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from modelserve.checkpoint_files import INDEX_FILE, TensorEntry, read_header, read_index, weight_files
 from modelserve.errors import InvalidInput
+from modelserve.model.checkpoint_files import INDEX_FILE, TensorEntry, read_header, read_index, weight_files
 from modelserve.termination import TerminationReason
 
 DTYPES = {

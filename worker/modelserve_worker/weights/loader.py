@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from modelserve.architecture import ModelArchitecture
-from modelserve.checkpoint_files import TensorEntry
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.checkpoint_files import TensorEntry
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_sources, unused_assistant_names
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from modelserve.checkpoint_files import TensorEntry
-from modelserve.sizing.host_memory import STAGING_BYTES_PER_THREAD, WEIGHT_READERS
+from modelserve.model.checkpoint_files import TensorEntry
+from modelserve.sizing.host.weight_readers import STAGING_BYTES_PER_THREAD, WEIGHT_READERS
 from modelserve_worker.models.weight_source import WeightSource
 from modelserve_worker.weights.files import InvalidCheckpoint, stored_dtype
 from modelserve_worker.weights.progress import LoadProgress

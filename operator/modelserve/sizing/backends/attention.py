@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from modelserve.architecture import LayerKind, ModelArchitecture
+from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.generations import MULTIPROCESSOR_SHARED_BYTES, RESERVED_SHARED_BYTES
 from modelserve.sizing.kernel_buffers import decode_splits, expanded_columns, expansion_keys, sliding_table_entries
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
-from modelserve.architecture import ModelArchitecture
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import TextLinear
 from modelserve.sizing.backends.table import Choice, KernelTable, Operation, Subject
-from modelserve.sizing.weights import layer_tensors
-from modelserve.weight_format import TextLinear
+from modelserve.sizing.weights.text import layer_tensors
 
 _OF_LAYER_INPUTS = (TextLinear.LAYER_INPUT_GATE, TextLinear.LAYER_PROJECTION)
 Call = tuple[Operation, Subject, tuple[int, int]]

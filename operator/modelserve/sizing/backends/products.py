@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
 from modelserve.sizing.backends.registry import Matrix, ProductKernel
 from modelserve.sizing.backends.table import ANY_ROWS, LIBRARY, Backend, Ends, Operation, any_rows
-from modelserve.sizing.quantised_tiles import (
+from modelserve.sizing.weights.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
     INT4_GROUPS,
@@ -22,7 +23,6 @@ from modelserve.sizing.quantised_tiles import (
     dequantised_rows,
     int4_tiles,
 )
-from modelserve.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
 INTEGER_ROWS = (1, 2)  # that Hopper's kernel of INT4 in integers is compiled for

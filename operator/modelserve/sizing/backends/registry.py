@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat
 from modelserve.sizing.backends.table import ANY_ROWS, HEAD, LIBRARY, NO_ENDS, Backend, Choice, Ends, Operation
 from modelserve.sizing.rank_settings import Profile
-from modelserve.weight_format import StoredType, TextLinear, WeightFormat
 
 Argument = Literal["capability", "settles", "shared", "tile"]
 

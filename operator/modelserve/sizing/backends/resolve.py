@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
-from modelserve.architecture import LayerKind, ModelArchitecture
-from modelserve.assistant import AssistantArchitecture
 from modelserve.errors import InvalidInput
-from modelserve.sizing.assistant import assistant_tensors
+from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat
 from modelserve.sizing.backends.attention import AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
@@ -28,12 +28,12 @@ from modelserve.sizing.backends.products import (
 )
 from modelserve.sizing.backends.registry import Matrix, choices_of
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Subject
-from modelserve.sizing.dequantisation import kernels as dequantising_kernels
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.rank_sums import peer_message_bytes, sums_by_rows
-from modelserve.sizing.weights import WeightTensor, layer_tensors, weight_tensors
-from modelserve.weight_format import StoredType, TextLinear, WeightFormat
+from modelserve.sizing.weights.assistant import assistant_tensors
+from modelserve.sizing.weights.dequantisation import kernels as dequantising_kernels
+from modelserve.sizing.weights.text import WeightTensor, layer_tensors, weight_tensors
 
 EXPERT_FEW_ROWS = 64  # rows up to which kernels find the experts of a row by themselves
 ROUTED_ROWS = 16  # rows up to which routing is one kernel, whose programs share a row's experts

@@ -8,9 +8,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final, Literal
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
+from modelserve.model.weight_format import TextLinear
 from modelserve.sizing.rank_settings import Profile
-from modelserve.weight_format import TextLinear
 
 ANY_ROWS = None  # what a kernel's row in a registry takes where it takes any number of rows; 0: nothing of that shape
 LIBRARY = "library"  # stands in a choice's kernels for one of PyTorch, cuBLAS or NCCL

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.attention import PAIRS, AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.table import AttentionTile, Choice, KernelTable, Operation

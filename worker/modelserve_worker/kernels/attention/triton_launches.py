@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import AttentionTile
 from modelserve.sizing.kernel_buffers import SLIDING_SPLIT_PAGES, decode_splits, expanded_columns
 from modelserve.sizing.pages import KVCacheDtype

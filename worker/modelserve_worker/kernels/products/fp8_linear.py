@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs, fp8_scale_rows
+from modelserve.sizing.weights.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs, fp8_scale_rows
 
 SCALE_BLOCK = 128  # rows and inputs that share a scale of a blockwise matrix
 REPACKED_ELEMENTS = 1 << 25  # at a time: what bounds the extra memory of a repack, at two bytes an element

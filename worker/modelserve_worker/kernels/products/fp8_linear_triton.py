@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve.sizing.weights.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.products.linear_tiles import (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.quantised_tiles import INT4_GROUPS, INT4_TILE_INPUTS, int4_tiles
+from modelserve.sizing.weights.quantised_tiles import INT4_GROUPS, INT4_TILE_INPUTS, int4_tiles
 
 PLANE_INPUTS = 32  # words of a row and tile
 PLANES = INT4_TILE_INPUTS // PLANE_INPUTS  # nibbles of a word

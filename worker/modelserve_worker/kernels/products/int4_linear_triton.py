@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
+from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.products.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelserve.sizing.backends.generations import tiles_for
 from modelserve.sizing.backends.products import FP8_UNPACKED_ROWS
-from modelserve.sizing.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
+from modelserve.sizing.weights.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
 
 Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from modelserve.planning.prompt_rows import PromptCost
+from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve_worker.scheduling.stats import TimedStep
 from modelserve_worker.step_seconds import StepSeconds
 

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from modelserve.planning.draft_time import DraftSpeed
-from modelserve.planning.drafted_steps import VerifyingSteps
-from modelserve.planning.step_time import RankSpeed
+from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.drafted_steps import VerifyingSteps
+from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.sizing.speculation import Speculation
 from modelserve_worker.scheduling.stats import TimedStep
 

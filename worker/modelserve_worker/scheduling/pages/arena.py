@@ -33,7 +33,7 @@ from typing import Protocol
 
 import numpy as np
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NO_UPDATES, PageMove, TableUpdates
 

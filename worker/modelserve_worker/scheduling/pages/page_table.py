@@ -27,7 +27,7 @@ from typing import Protocol
 
 import numpy as np
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import spare_from, stored_from
 from modelserve_worker.scheduling.pages.arena import Page, PageArena

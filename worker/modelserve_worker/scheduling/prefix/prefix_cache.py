@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from modelserve.planning.prompt_rows import PromptCost
+from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
 from modelserve_worker.scheduling.pages.page_checks import PageChecks

@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from modelserve.planning.prompt_rows import PromptCost
+from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.prefix.eviction_order import NOTHING, ROWS, EvictionOrder
 from modelserve_worker.scheduling.prefix.tails import Block, Hit, P, Tail

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
 from modelserve_worker.scheduling.prefix.tails import Tail
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.scheduling.pages.arena import Page
 from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from modelserve.architecture import LayerKind
+from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import OutOfPagesError, Page, PageArena
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache

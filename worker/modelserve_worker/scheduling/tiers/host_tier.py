@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from modelserve.architecture import LayerKind
-from modelserve.planning.prompt_rows import PromptCost
+from modelserve.model.architecture import LayerKind
+from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import HostCopy, PageCheck
 from modelserve_worker.host_pages import LANE_ENDED, HostLayout, HostProgress

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
 from modelserve.errors import InvalidInput
-from modelserve.sizing.front_end import HELD_BYTES_PER_LOGPROB
+from modelserve.sizing.host.front_end import HELD_BYTES_PER_LOGPROB
 from modelserve_worker.engine_client import EngineBusy, EngineClient, EngineDead
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, PromptLogprobs, RequestOutput, TokenLogprobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from modelserve.sizing.front_end import HELD_BYTES_PER_TOKEN, OPEN_BODIES_BYTES
+from modelserve.sizing.host.front_end import HELD_BYTES_PER_TOKEN, OPEN_BODIES_BYTES
 from modelserve_worker.server.errors.errors import ApiError
 
 BYTES_PER_TOKEN = 24

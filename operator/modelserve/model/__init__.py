@@ -1,0 +1,1 @@
+"""What a checkpoint is: its geometry, its weights' format and its files."""

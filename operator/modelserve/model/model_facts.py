@@ -1,0 +1,37 @@
+"""What a plan must know of a checkpoint: its geometry, its size on disk and its storage format."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.weight_format import WeightFormat
+
+FACTS_KEY = "model.json"  # of the ConfigMap that keeps them in a cluster
+
+
+class ModelFacts(BaseModel):
+    """Facts of one checkpoint; as JSON it is what an inspect Job, perhaps of another release, reports."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
+
+    architecture: ModelArchitecture
+    weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files, for download and start-up budgets.")
+    format: WeightFormat = Field(description="Storage type of the text weights.")
+    identity: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Digest of the names and sizes of the safetensors files and of their index: files that were "
+        "exchanged for others have another one. None: not read, as of a published name.",
+    )
+
+
+class AssistantFacts(BaseModel):
+    """Facts of one MTP assistant; as JSON it is what an inspect Job reports of a drafter."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
+
+    assistant: AssistantArchitecture
+    weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files.")

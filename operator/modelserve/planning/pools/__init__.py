@@ -1,0 +1,1 @@
+"""Pools of accelerators: what nodes, Karpenter and the catalogue offer a plan."""

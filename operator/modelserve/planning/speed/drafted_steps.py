@@ -1,0 +1,134 @@
+"""How long steps with drafts take, and what they bring: one arithmetic for the worker's choice of k and for plans.
+
+    verifying    a step of as many rows: weights of the rows themselves (padding chooses no experts), the rest as of the
+                 captured size that takes it, the cache read once for each request, and, where requests have several
+                 rows, layers x (drafted_layer_seconds + rows x drafted_row_seconds) of attention
+    proposing    k times draft_time
+    tokens       R (1 + p_1 + p_1 p_2 + ...) of k drafts of each of R requests, the k with most tokens a second, 0 too;
+                 of as many requests as STEP_DRAFTS are enough for
+
+p_j is the chance of draft j to be right where those before it are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.step_time import RankSpeed, StepTime
+from modelserve.sizing.cuda_graphs import decode_graph_rows
+from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
+
+
+class _Captured(NamedTuple):
+    """Captured steps of one kind, by their rows, which rise."""
+
+    rows: tuple[int, ...]
+    room: tuple[int, ...]  # for so many requests
+
+
+class VerifyingSteps:
+    """Steps of decodes without chunks, at the sizes that are captured."""
+
+    def __init__(self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation) -> None:
+        self._speed = speed
+        self._alone, self._drafted = _captured(max_num_seqs, speculation.num_tokens)
+        self._padded: dict[tuple[int, bool], StepTime] = {}
+
+    def least_rows(self, requests: float) -> int:
+        """Of the smallest step with drafts that has room for so many requests."""
+        return _at_least(requests, self._drafted.room, self._drafted.rows)
+
+    def time(
+        self, rows: float, *, drafted: bool, requests: float = 0, cache: float = 0.0, drafts: float = 0.0
+    ) -> StepTime:
+        """Of so many rows, of `requests`. `drafted`: some are drafts. `cache` and `drafts` are these terms, in s."""
+        captured = self._drafted if drafted else self._alone
+        size = _at_least(max(rows, self.least_rows(requests)) if drafted else rows, captured.rows, captured.rows)
+        padded = self._padded.get((size, drafted))
+        if padded is None:
+            padded = self._speed.step(decodes=size)
+            if drafted:
+                padded = padded._replace(attention=self._speed.drafted_attention_seconds(size))
+            self._padded[size, drafted] = padded
+        _, linears, _, attention, elementwise, launches, all_reduces, prompts, _ = padded
+        weights = self._speed.weights_seconds(rows)
+        return StepTime(weights, linears, cache, attention, elementwise, launches, all_reduces, prompts, drafts)
+
+    def reading(self, decodes: float, *, context: float, drafted: bool) -> float:
+        """Of the cache of so many requests at a mean length of `context` tokens, in s."""
+        return self._speed.cache_seconds(decodes, context=context, drafted=drafted)
+
+
+@lru_cache(maxsize=256)  # every candidate asks, and there are few numbers of requests and of drafts
+def _captured(max_num_seqs: int, num_tokens: int) -> tuple[_Captured, _Captured]:
+    """Steps without drafts, and with them."""
+    speculation = Speculation(num_tokens)
+    sizes = decode_graph_rows(max_num_seqs, speculation)
+    alone, drafted = (tuple(sorted(rows for rows, most in sizes if most == of)) for of in (1, speculation.rows))
+    room = tuple(speculation.segments(rows, max_num_seqs) for rows in drafted)
+    return _Captured(alone, alone), _Captured(drafted, room)
+
+
+def _at_least(wanted: float, rising: Sequence[int], sizes: Sequence[int]) -> int:
+    """The first of `sizes` whose number in `rising` is so large, or the last."""
+    return sizes[min(bisect_left(rising, wanted), len(sizes) - 1)]
+
+
+class DraftedStep(NamedTuple):
+    """`time` with the term `drafts`; `tokens` come of each request, `drafts` of each are proposed and verified."""
+
+    time: StepTime
+    tokens: float
+    drafts: int
+
+
+class DraftedSteps:
+    """Expected steps of one rank whose requests' drafts are all as likely to be right."""
+
+    def __init__(
+        self,
+        steps: VerifyingSteps,
+        proposing: DraftSpeed | None,
+        *,
+        chances: Sequence[float],
+        fixed: bool,
+    ) -> None:
+        """`proposing` None: proposals take no time worth counting. `chances` by place of a proposal; `fixed`: all of it
+        is made and verified."""
+        self._steps, self._proposing = steps, proposing
+        self._counts = (len(chances),) if fixed else range(len(chances) + 1)
+        self._tokens = tuple(accumulate(_products(chances), initial=1.0))
+
+    def step(self, decodes: float, *, context: float) -> DraftedStep:
+        """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
+        reading = tuple(self._steps.reading(decodes, context=context, drafted=drafted) for drafted in (False, True))
+        draft = self._proposing.seconds(decodes, context=context) if self._proposing is not None else 0.0
+        return max((self._step(drafts, decodes, reading, draft) for drafts in self._counts), key=_rate)
+
+    def _step(self, drafts: int, decodes: float, reading: Sequence[float], draft: float) -> DraftedStep:
+        share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
+        time = self._steps.time(
+            decodes * (1.0 + drafts * share),
+            drafted=drafts > 0,
+            requests=decodes,
+            cache=reading[drafts > 0],
+            drafts=drafts * draft,
+        )
+        return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
+
+
+def _rate(step: DraftedStep) -> float:
+    return step.tokens / step.time.seconds
+
+
+def _products(chances: Sequence[float]) -> Iterator[float]:
+    """Of each place to be right with all before it."""
+    product = 1.0
+    for chance in chances:
+        product *= chance
+        yield product

@@ -1,0 +1,1 @@
+"""Bytes of weights on one rank: the text model's, an assistant's, and of quantised matrices."""

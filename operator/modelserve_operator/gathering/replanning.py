@@ -1,0 +1,42 @@
+"""Has what depends on the supply looked at again, once for many changes, and behind what users wait for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from modelserve_operator.gathering.gather import Gatherer, Heard
+from modelserve_operator.process.work_queue import WorkQueue
+
+GATHERING_SECONDS = 0.5  # nodes come, go and are relabelled in crowds
+
+
+class Replanning:
+    """Brings what was heard into the queue."""
+
+    def __init__(self, gatherer: Gatherer, queue: WorkQueue) -> None:
+        self._gatherer = gatherer
+        self._queue = queue
+        self._waits = False
+
+    def note(self, heard: Heard) -> None:
+        """What one object brought is queued now; a change of the supply, with others like it, a moment later."""
+        for key in heard.keys:
+            self._queue.add(key)
+        if heard.supply and not self._waits:
+            self._waits = True
+            asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._queue_concerned)
+
+    @property
+    def busy(self) -> bool:
+        """Whether keys wait."""
+        return self._queue.depth > 0
+
+    def everything(self) -> None:
+        """Every ModelServe that is known."""
+        for key in self._gatherer.known_keys():
+            self._queue.add(key, ahead=False)
+
+    def _queue_concerned(self) -> None:
+        self._waits = False
+        for key in self._gatherer.concerned():
+            self._queue.add(key, ahead=False)

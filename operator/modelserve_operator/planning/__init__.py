@@ -1,0 +1,1 @@
+"""What is decided about one ModelServe: is its spec accepted, which revision is wanted. Pure."""

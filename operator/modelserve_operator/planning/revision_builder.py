@@ -1,0 +1,300 @@
+"""From a spec, a model and the pools to a plan, and from a plan to the revision that would run it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import lru_cache, partial
+from typing import Any
+
+from modelserve import __version__
+from modelserve.api import ModelServeSpec, NodeSelectorTerm, PlanStatus
+from modelserve.api.spec import WorkerPolicy
+from modelserve.api.status import SpeedFactors
+from modelserve.engine_args import in_dialect
+from modelserve.hardware import IMAGE_ARCHITECTURES
+from modelserve.model.model_facts import AssistantFacts, ModelFacts
+from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
+from modelserve.planning.drafts import named_assistant
+from modelserve.planning.learned import Learned, pair_of
+from modelserve.planning.pools.declared_pools import declared_offers, named_offers
+from modelserve.planning.pools.eligibility import gpu_tolerations, node_selector
+from modelserve.published import published_assistant
+from modelserve.releases import release_of_image
+from modelserve_operator import labels
+from modelserve_operator.inventory.catalogue import Catalogue
+from modelserve_operator.inventory.pools import Pool, pool_offers
+from modelserve_operator.inventory.supply import Offered, Supply
+from modelserve_operator.manifests.worker_template import SHUTDOWN_DELAY_SECONDS, with_worker, worker_template
+from modelserve_operator.revisions.revision import Provenance, Revision, Worker
+from modelserve_operator.revisions.spec_inputs import canonical_spec, read_by_planner, spec_inputs
+from modelserve_operator.settings import Settings
+from modelserve_operator.sources import ModelSource, drafter_source
+
+MOST_ORIGINS = 20  # hashes of a revision's past that approvals may still name
+
+
+def plan_for(
+    spec: ModelServeSpec,
+    facts: ModelFacts,
+    supply: Supply,
+    *,
+    committed: Revision | None = None,
+    assistant: AssistantFacts | None = None,
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
+) -> PlanStatus:
+    """Plan on the pools that exist and those that are declared; where none fits, also on products that the spec names.
+
+    A declared pool counts whether or not it has nodes now, so that a plan does not change with them. Terms that were
+    measured before take the place of predicted ones. Raises InvalidInput for settings that contradict the model.
+
+    Beside a `committed` revision candidates are ranked with the speeds that its plan knew, so that no plan is proposed
+    for the speed alone, or the share of drafts that were right, that its own workers, or others, have measured since.
+
+    A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
+    """
+    offered = _offered(spec, supply)
+    learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
+    speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(learned())
+    # Names tell which pairs belong together, and what is known of them.
+    paired = (spec.model.uri, assistant, tuple(acceptance.items())) if spec.drafter is not None else None
+    key = (read_by_planner(spec), facts, speed, supply.learned.view, paired, image_architectures)
+    sized = offered.plans.get(key)
+    if sized is None:
+        counted = replace(learned(), speed=speed, acceptance=acceptance)
+        sized = _plan(spec, facts, supply, offered.offers, counted, assistant, image_architectures)
+        offered.keep(key, sized)
+    return (
+        sized.model_copy(update={"hash": plan_hash(sized, spec, engine_version=ENGINE_VERSION)})
+        if sized.fits
+        else sized
+    )
+
+
+def offers_for(spec: ModelServeSpec, supply: Supply) -> tuple[AcceleratorOffer, ...]:
+    """What existing and declared pools offer to the pods of a spec."""
+    return _offered(spec, supply).offers
+
+
+def _known_now(learned: Learned) -> tuple[tuple[SpeedFactors, ...], Mapping[str, float]]:
+    return learned.speed, learned.acceptance
+
+
+def _known_then(spec: ModelServeSpec, made: PlanStatus) -> tuple[tuple[SpeedFactors, ...], Mapping[str, float]]:
+    """What had been measured of speed, and of the spec's drafts, when a plan of this spec was made."""
+    told, pair = made.draft_acceptance, pair_of(spec.model.uri, named_assistant(spec) or "")
+    return made.speed_factors or (), {pair: float(told)} if told is not None else {}
+
+
+def _plan(
+    spec: ModelServeSpec,
+    facts: ModelFacts,
+    supply: Supply,
+    there: tuple[AcceleratorOffer, ...],
+    learned: Learned,
+    assistant: AssistantFacts | None,
+    image_architectures: tuple[str, ...],
+) -> PlanStatus:
+    planned = partial(
+        plan, spec, facts.architecture, learned=learned, weight_format=facts.format, assistant=assistant,
+        image_architectures=image_architectures,
+    )  # fmt: skip
+    result = planned(there)
+    named = [] if result.fits else named_offers(spec, supply.catalogue.accelerators, there)
+    if not named:
+        return result
+    return planned([*there, *named])
+
+
+def _offered(spec: ModelServeSpec, supply: Supply) -> Offered:
+    """What the pools offer to pods like these: there may be thousands of pools, and few kinds of pods."""
+    selector = node_selector(spec)
+    key = labels.short_hash([selector, gpu_tolerations(spec)])
+    found = supply.offered.get(key)
+    if found is None:
+        there = (
+            *existing_offers(spec, supply.pools_for(selector), supply.catalogue),
+            *declared_offers(
+                spec,
+                declared=supply.catalogue.declared,
+                node_pools=supply.node_pools,
+                catalogue=supply.catalogue.accelerators,
+            ),
+        )
+        before = supply.offered_before.get(key)
+        found = before if before is not None and before.offers == there else Offered(there)
+        supply.keep(key, found)
+    return found
+
+
+def existing_offers(spec: ModelServeSpec, pools: Iterable[Pool], catalogue: Catalogue) -> list[AcceleratorOffer]:
+    """One offer per accelerator, resource and number per node, of the pools where the pods may run.
+
+    The order of offers and terms is their own, whatever else the labels of the nodes say.
+    """
+    selector, tolerations = node_selector(spec), gpu_tolerations(spec)
+    grouped: dict[AcceleratorOffer, dict[NodeSelectorTerm, None]] = {}
+    for pool in pools:
+        if not any(pool.unmet(selector=selector, tolerations=tolerations)):
+            for bare, terms in _bare_offers(pool, catalogue):
+                grouped.setdefault(bare, {}).update(dict.fromkeys(terms))
+    found = [replace(offer, node_selector_terms=tuple(sorted(terms, key=repr))) for offer, terms in grouped.items()]
+    return sorted(found, key=repr)
+
+
+@lru_cache(maxsize=8192)  # every change of a node asks for every pool
+def _bare_offers(pool: Pool, catalogue: Catalogue) -> tuple[tuple[AcceleratorOffer, tuple[NodeSelectorTerm, ...]], ...]:
+    """The offers of a pool apart from the terms that name it."""
+    offers = pool_offers(pool, catalogue)
+    return tuple((replace(offer, node_selector_terms=()), offer.node_selector_terms) for offer in offers)
+
+
+@dataclass(frozen=True)
+class RevisionBuilder:
+    """Makes revisions of one spec; everything in them but the plan and the worker is the same."""
+
+    spec: ModelServeSpec
+    name: str
+    source: ModelSource
+    facts: ModelFacts
+    settings: Settings
+    generation: int = 0
+    approved_by: str = ""
+    assistant: AssistantFacts | None = None  # of a drafter that no release ships
+
+    def planned(self, plan: PlanStatus) -> Revision:
+        """The revision that would run a plan of today, on the worker of today."""
+        return self._built(plan, worker_of_today(self.spec, self.settings), planner=ENGINE_VERSION)
+
+    def carried(self, before: Revision) -> Revision:
+        """The plan of an earlier revision, whose inputs are the same, in pods as the spec has them now.
+
+        Neither nodes nor calibration nor a newer worker come in by an edit that is about pods.
+        """
+        same_image = self.follows_operator(before) and self.policy == "Proposed"
+        worker = before.worker if same_image else worker_of_today(self.spec, self.settings)
+        planner = before.provenance.planner if same_image else ENGINE_VERSION
+        return self._built(self._renamed(before.plan, planner), worker, planner=planner)
+
+    def moved(self, before: Revision) -> Revision:
+        """The revision on the worker of today: the image and the dialect of the settings change, and nothing else."""
+        worker = worker_of_today(self.spec, self.settings)
+        plan = self._renamed(before.plan, ENGINE_VERSION)
+        revision_hash = labels.short_hash(["moved", before.hash, plan.hash, worker.image])
+        origin = before.provenance.moved_from
+        return replace(
+            before,
+            hash=revision_hash,
+            plan=plan,
+            engine=in_dialect(before.engine, worker.release),
+            template=with_worker(
+                before.template, worker=worker, name=self.name, before=before.hash, after=revision_hash
+            ),
+            worker=worker,
+            provenance=replace(
+                self._provenance(ENGINE_VERSION),
+                moved_from=(before.hash, str(before.plan.hash), *origin)[:MOST_ORIGINS],
+            ),
+            number=0,
+        )
+
+    def follows_operator(self, before: Revision) -> bool:
+        """Whether neither the revision nor the spec names an image of its own."""
+        return self.spec.image is None and "image" not in before.spec
+
+    @property
+    def policy(self) -> WorkerPolicy:
+        """What happens when the operator's worker image is another one."""
+        return self.spec.rollout.worker_policy or self.settings.worker_policy
+
+    def _renamed(self, plan: PlanStatus, planner: str) -> PlanStatus:
+        """The plan under the hash that it has for this spec."""
+        return plan.model_copy(update={"hash": plan_hash(plan, self.spec, engine_version=planner)})
+
+    def _provenance(self, planner: str) -> Provenance:
+        return Provenance(
+            renderer=__version__,
+            planner=planner,
+            build=self.settings.build_id,
+            generation=self.generation,
+            approved_by=self.approved_by,
+            policy=self.policy,
+        )
+
+    def _built(self, plan: PlanStatus, worker: Worker, *, planner: str) -> Revision:
+        """Its hash names it and the Deployment; it covers the plan, the worker, placement and what the spec adds."""
+        spec, settings = self.spec, self.settings
+        inputs = spec_inputs(spec)
+        terms = [term.to_json() for term in plan.node_selector_terms or ()]
+        pull_secrets = settings.image_pull_secrets
+        identity = [plan.hash, inputs.plan, inputs.pod, terms, worker.image, *pull_secrets]
+        revision_hash = labels.short_hash(identity)
+        drafter = self._drafter(plan)
+        arguments = engine_args_for(
+            plan,
+            spec,
+            model_directory=self.source.directory,
+            drafter_directory=drafter.directory if drafter is not None else "/",
+        )
+        drafter_bytes = self._drafter_bytes(plan)
+        arguments = arguments.model_copy(
+            update={**_sized_for(plan), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
+        )
+        return Revision(
+            hash=revision_hash,
+            plan=plan,
+            engine=arguments.dialect(worker.release),
+            template=worker_template(
+                spec,
+                plan,
+                name=self.name,
+                plan_hash=revision_hash,
+                source=self.source,
+                weight_bytes=self.facts.weight_bytes,
+                worker=worker,
+                pull_policy=settings.image_pull_policy,
+                pull_secrets=pull_secrets,
+                user_id=settings.pod_user_id,
+                drafter=drafter,
+                drafter_bytes=drafter_bytes,
+            ),
+            weight_bytes=self.facts.weight_bytes + drafter_bytes,
+            worker=worker,
+            inputs=inputs,
+            spec=canonical_spec(spec),
+            source=self.source.hash,
+            drafter_source=drafter.hash if drafter is not None and drafter.moves else "",
+            identity=self.facts.identity or "",
+            provenance=self._provenance(planner),
+        )
+
+    def _drafter(self, plan: PlanStatus) -> ModelSource | None:
+        """The assistant of a plan, as its pods have it."""
+        if plan.drafter is None or plan.drafter.uri is None:
+            return None
+        return drafter_source(self.spec, plan.drafter.uri, plan.drafter.revision).beside(self.source)
+
+    def _drafter_bytes(self, plan: PlanStatus) -> int:
+        if plan.drafter is None or plan.drafter.uri is None:
+            return 0
+        facts = published_assistant(plan.drafter.uri) or self.assistant
+        return facts.weight_bytes if facts is not None else 0
+
+
+def worker_of_today(spec: ModelServeSpec, settings: Settings) -> Worker:
+    """The image of the spec, else of the settings. An image whose tag names no release is taken for this one's."""
+    image = spec.image or settings.worker_image
+    return Worker(image, release_of_image(image) or __version__)
+
+
+def _sized_for(sized: PlanStatus) -> dict[str, Any]:
+    """The GPU that the worker compares with what it finds; nothing on the CPU, whose memory the container limits.
+
+    The terms of a plan add up to its budget, the utilised share of the memory.
+    """
+    if not sized.gpus_per_replica or sized.per_gpu is None or sized.engine is None:
+        return {}
+    budget = sum(sized.per_gpu.to_json().values())
+    memory = int(Decimal(budget) / Decimal(sized.engine.gpu_memory_utilization))
+    return {"accelerator": sized.accelerator, "accelerator_memory_bytes": memory}

@@ -1,0 +1,1 @@
+"""How the operator's process lives: its queue, metrics, endpoint, leadership and tasks."""

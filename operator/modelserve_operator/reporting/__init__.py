@@ -1,0 +1,1 @@
+"""What a ModelServe is told: its status, conditions and metrics. Pure."""

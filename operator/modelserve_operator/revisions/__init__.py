@@ -1,0 +1,1 @@
+"""Revisions: what a plan is kept as, and the history of a ModelServe."""
