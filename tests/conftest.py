@@ -1,20 +1,31 @@
 """Kernels run in Triton's interpreter where there is no GPU; it must be chosen before any kernel module is imported.
 
-No example of Hypothesis is held to a time: a busy machine is no fault.
+No example of Hypothesis is held to a time: a busy machine is no fault. A property gets 100 examples, and 300 by
+`--hypothesis-profile=long`, unless it says itself that it can afford fewer.
 """
 
 import os
 from typing import Any
 
 import hypothesis
+import pytest
 
 # As in the engine's process (engine/process.py); read when torch is loaded. Tests run side by side on every core.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
 
-hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile(
+    "short", deadline=None, max_examples=100, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("short"), max_examples=300)
+hypothesis.settings.load_profile("short")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slowest begin first, so that no process is still at one of them when nothing is left for the others."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

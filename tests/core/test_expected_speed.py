@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from architecture_of import architecture_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve.api import ModelServeSpec
@@ -269,7 +269,6 @@ def test_alone_no_other_prompt_is_waited_for() -> None:
     assert float(speed.time_to_first_token_ms) == pytest.approx(796, rel=0.05), "docs/benchmarks.md"
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     variant=st.sampled_from(["31B", "E4B", "26B-A4B"]),
     product=st.sampled_from(["NVIDIA-H200", "NVIDIA-L4", "Tesla-T4", "CPU"]),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve.cli.__main__ import main
@@ -80,7 +80,6 @@ def _serve(spec: Any) -> str:
     return yaml.safe_dump({**document, "spec": spec})
 
 
-@settings(max_examples=150, deadline=None)
 @given(spec=_SPECS, accelerator=st.sampled_from(["NVIDIA-L4:8", "NVIDIA-H200", "CPU", "Tesla-T4:2"]))
 def test_any_spec_is_planned_or_refused_with_a_reason(spec: Any, accelerator: str) -> None:
     code, said = _run("plan", "-f", "{serve}", "--accelerator", accelerator, files={"serve": _serve(spec)})
@@ -94,7 +93,6 @@ def test_any_spec_is_planned_or_refused_with_a_reason(spec: Any, accelerator: st
         assert "no plan" in said
 
 
-@settings(max_examples=150, deadline=None)
 @given(flags=st.lists(st.tuples(
     st.sampled_from(["--accelerator", "--assume", "--compare", "--pool", "--catalogue", "--nodes"]),
     st.sampled_from([
@@ -119,7 +117,6 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(changes=st.dictionaries(st.sampled_from([*CONFIG, "quantization_config", "num_experts", "enable_moe_block",
     "rope_parameters", "num_kv_shared_layers", "hidden_size_per_layer_input", "dtype"]), _ODD, max_size=3),
     dropped=st.sets(st.sampled_from(sorted(CONFIG)), max_size=1))  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from page_simulation import SimulatedKind, SimulatedPool
 
@@ -65,7 +65,6 @@ def _simulated(model: dict[str, Any], *, dtype: str, layout: str, tp: int) -> tu
     )
 
 
-@settings(max_examples=400, deadline=None)
 @given(data=st.data(), model=_models(), tp=st.sampled_from([1, 2, 4, 8]), dtype=st.sampled_from(sorted(ELEMENT)))
 def test_n_requests_fit_exactly_up_to_the_planned_concurrency(
     data: st.DataObject, model: dict[str, Any], tp: int, dtype: str
@@ -96,7 +95,6 @@ def test_n_requests_fit_exactly_up_to_the_planned_concurrency(
     assert not pool.grow(promised, length), f"{promised + 1} requests of {length} tokens fit, {promised} are planned"
 
 
-@settings(max_examples=200, deadline=None)
 @given(model=_models(), pool_bytes=st.integers(1, 400_000))
 def test_the_longest_request_is_what_the_simulation_can_grow_to(model: dict[str, Any], pool_bytes: int) -> None:
     if not model["full_attention_layers"] or 0 not in model["full_attention_layers"]:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve.api import API_VERSION, KIND, ModelServe, ModelServeSpec, NodeSelectorRequirement, NodeSelectorTerm
@@ -369,7 +369,6 @@ _WISHES = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(
     uri=st.sampled_from(published_uris()),
     asked=_WISHES,

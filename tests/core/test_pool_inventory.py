@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve.api import ModelServeSpec, NodeSelectorTerm
@@ -346,7 +346,6 @@ _ODD_LABELS = st.dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
 @given(labels=_ODD_LABELS, status=_JSON, spec=_JSON, body=_JSON)
 def test_odd_nodes_offer_nothing_or_something_but_never_fail(labels: Any, status: Any, spec: Any, body: Any) -> None:
     for offer in offers_from_nodes([{"metadata": {"labels": labels}, "status": status, "spec": spec}]):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from word_tokenizer import NEWLINE_ID, SPACE, VOCAB_SIZE, build_word_tokenizer, write_word_tokenizer
 
@@ -114,7 +114,6 @@ def test_a_text_may_spell_a_byte_token() -> None:
     assert TOKENIZER.decode(_ids(text), skip_special_tokens=False) == text
 
 
-@settings(deadline=None)
 @given(st.text().filter(lambda text: SPACE not in text and not any(name in text for name in SPECIAL_TOKENS.values())))
 def test_any_text_comes_back_byte_for_byte(text: str) -> None:
     ids = _ids(text)

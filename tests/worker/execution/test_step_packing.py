@@ -220,7 +220,7 @@ def owners(running: torch.Tensor, programs: int) -> list[int]:
     return torch.searchsorted(running, torch.arange(programs, dtype=running.dtype), right=True).tolist()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(batches(), min_size=1, max_size=3))
 def test_steps_are_what_a_token_by_token_reference_says(geometry, steps: list[ScheduledBatch]) -> None:
     """Several steps through one packer: nothing of the step before is left where the next one is read."""

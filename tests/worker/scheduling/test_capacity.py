@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stamped_device import StampedModel
 
@@ -26,7 +26,6 @@ S, G = LayerKind.SLIDING, LayerKind.GLOBAL
     slack=st.integers(0, 99),
     overload=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
 def test_requests_of_known_length_run_together_exactly_when_sizing_says(
     window: int, tokens: tuple[int, int], rows: tuple[int, int], length: int, prompt: int, fits: int, slack: int,
     overload: bool,
@@ -58,7 +57,6 @@ def test_requests_of_known_length_run_together_exactly_when_sizing_says(
     kinds=st.sampled_from([(S, G), (S,), (G,)]),
     requests=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=5),
 )
-@settings(max_examples=200, deadline=None)
 def test_the_growth_kept_for_many_is_the_sum_of_what_is_kept_for_each(
     window: int, tokens: tuple[int, int], rows: tuple[int, int], kinds: tuple[LayerKind, ...],
     requests: list[tuple[int, int]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stamped_device import StampedModel
 
@@ -20,7 +20,6 @@ S, G = LayerKind.SLIDING, LayerKind.GLOBAL
     kinds=st.sampled_from([(S, G), (S,), (G,)]),
     chunks=st.lists(st.integers(1, 20), min_size=1, max_size=12),
 )
-@settings(max_examples=300, deadline=None)
 def test_a_request_holds_what_sizing_says_and_every_entry_once(
     window: int, tokens: tuple[int, int], kinds: tuple[LayerKind, ...], chunks: list[int]
 ) -> None:

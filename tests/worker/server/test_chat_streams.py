@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from every_split import streamed_events
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve_tools.tiny.__main__ import chat_template
@@ -150,7 +150,6 @@ def _add_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> Non
             calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
 
 
-@settings(deadline=None)
 @given(
     said=SAID,
     cuts=st.lists(st.integers(0, 120), max_size=12),
