@@ -21,10 +21,11 @@ from localcluster.settings import NODE_NAME, ClusterError, Layout
 
 SCRATCH = Layout("scratch")
 PROGRAMS = re.compile(r"(kube|etcd|containerd|pause|unshare|nsenter|runc)")
+FOLDERS = re.compile(r"(kube|etcd|containerd|cni|pods|log/containers|runc|modelserve)")  # packages bring others
 
 
 def _snapshot() -> dict[str, set[str]]:
-    """What a cluster could leave on this machine."""
+    """What a cluster could leave on this machine, where other tests run beside it: API servers of their own, too."""
 
     def output(*command: str) -> set[str]:
         if shutil.which(command[0]) is None:
@@ -33,13 +34,15 @@ def _snapshot() -> dict[str, set[str]]:
 
     cgroups = Path("/sys/fs/cgroup")
     kernel = [Path("/proc/sys") / name for name in ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")]
-    processes = set()
+    processes, own = set(), Path("/proc/self/ns/pid").readlink()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             name = (folder / "comm").read_text().strip()
+            line = (folder / "cmdline").read_bytes()
+            of_cluster = (folder / "ns/pid").readlink() != own or bytes(SCRATCH.path) in line
         except OSError:
             continue
-        if PROGRAMS.search(name):
+        if of_cluster and PROGRAMS.search(name):
             processes.add(f"{folder.name} {name}")
     return {
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
@@ -50,7 +53,10 @@ def _snapshot() -> dict[str, set[str]]:
         "processes": processes,
         "network namespaces": {path.name for path in Path("/run/netns").glob("*")},
         "folders": {
-            str(path) for parent in ("/var/lib", "/var/log", "/run", "/opt") for path in Path(parent).iterdir()
+            str(path)
+            for parent in ("/var/lib", "/var/log", "/run", "/opt")
+            for path in Path(parent).iterdir()
+            if FOLDERS.search(str(path))
         },
         "kernel settings": {f"{path} {path.read_text().strip()}" for path in kernel},
     }

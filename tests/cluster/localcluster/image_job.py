@@ -12,11 +12,11 @@ from localcluster.settings import REPOSITORY, ClusterError, cache_dir
 
 
 def start() -> subprocess.Popen[bytes]:
-    """Start `cluster.py images` at the lowest priority; its output goes into a file."""
+    """Start `cluster.py images` below the tests that wait for it, above others; its output goes into a file."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     program = str(REPOSITORY / "tests" / "cluster" / "cluster.py")
     # buildah's mounts stay its own: another test looks for mounts that a cluster left.
-    command = ["unshare", "--mount", "nice", "-n", "19", sys.executable, program, "images"]
+    command = ["unshare", "--mount", "nice", "-n", "5", sys.executable, program, "images"]
     with (cache_dir() / "images.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
 
