@@ -10,7 +10,7 @@ import sys
 import time
 
 from localcluster import image_build, lifecycle
-from localcluster.binaries import TOOLS, require_tool
+from localcluster.binaries import require_tool
 from localcluster.record import Record
 from localcluster.settings import CLUSTERS, ClusterError, Layout
 
@@ -40,11 +40,9 @@ def _build() -> None:
 
 def _images() -> None:
     """What the tests of the chart need beside the cluster: Helm, the images, promtool, in the order of their need."""
-    helm, *others = TOOLS
-    require_tool(helm, _progress)
+    require_tool("helm", _progress)
     image_build.build(_progress)
-    for name in others:
-        require_tool(name, _progress)
+    require_tool("promtool", _progress)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -89,10 +90,15 @@ def require_tool(name: str, progress: Progress) -> Path:
     own = sorted((module / tool.package).glob("*.go"))
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in (module / "go.sum", *own))).hexdigest()[:10]
     program = cache_dir() / f"{name}-{digest}" / name
-    if not os.access(program, os.X_OK):
+    if os.access(program, os.X_OK):
+        return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with (program.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of tests side by side one builds, and the others wait
+        if os.access(program, os.X_OK):
+            return program
         progress(f"building {name} from source, once")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        built = program.with_suffix(f".{os.getpid()}")
+        built = program.with_suffix(".new")
         command = [_go(name), "build", "-buildvcs=false", "-ldflags=-s -w", tool.flag, "-o", str(built), tool.package]
         done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
         if done.returncode:
