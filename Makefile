@@ -50,7 +50,7 @@ image-model: install ## Build containerd 2 and a registry, and serve a model fro
 	@$(BIN)/python tests/cluster/image_model.py
 
 karpenter: install ## Build Karpenter, and see it bring and remove nodes for ModelServes
-	@PYTHONPATH=operator:tests/cluster:tests/benchmarks $(BIN)/python tests/benchmarks/karpenter_nodes.py
+	@$(BIN)/python tests/bench karpenter_nodes
 
 crds: install ## Write crds/ and its copy in the chart from the API models
 	$(BIN)/python -m modelserve.crd crds

@@ -198,9 +198,9 @@ def program_of(command: Command) -> tuple[str, ...]:
 
 def parses(words: Sequence[str]) -> bool:
     """Whether a program has a parser: a script without one takes no flags."""
-    if words[0] in PROGRAMS:
+    if words[0] in (*PROGRAMS, RUNNER):
         return True
-    script = script_of(f"{words[1]}.py" if words[0] == RUNNER else words[0])
+    script = script_of(words[0])
     assert script is not None, words
     program = script.with_suffix(".py")  # a shell script hands its words to its namesake, where it has one
     return program.exists() and "argparse" in program.read_text()

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from documented_commands import PROGRAMS, Command, commands_of, script_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,6 +1,6 @@
 """Many ModelServes and nodes: plans are made once per kind, users go before crowds, and at rest nothing is written.
 
-How long it takes is measured by tests/benchmarks/operator_scale.py; here things are counted.
+How long it takes is measured by tests/bench/operator/operator_scale.py; here things are counted.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _said_or_proposed(world, name: str) -> bool:
 
 
 async def test_a_lost_gpu_type_is_said_of_all_whom_it_concerns_and_users_go_first(crowd: Crowd) -> None:
-    """How long it takes with 2,000 nodes is measured by tests/benchmarks/lost_accelerator.py."""
+    """How long it takes with 2,000 nodes is measured by tests/bench/operator/lost_accelerator.py."""
     names = [f"serve-{number}" for number in range(24)]
     for number, name in enumerate(names):
         plan = {"products": ["NVIDIA-L40S"]} if number % 3 == 0 else None

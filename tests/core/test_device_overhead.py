@@ -92,7 +92,7 @@ def test_a_communicator_over_pcie_is_charged_what_the_worker_lets_it_have() -> N
     ("channels", "buffer_mib", "mib"), [(2, 4, 398), (4, 4, 434), (8, 4, 506), (16, 4, 650), (8, 1, 490)]
 )
 def test_the_sum_is_what_two_h200_took(channels: int, buffer_mib: int, mib: int) -> None:
-    """2 x H200 over NVLink, NCCL 2.28, 28 November 2026: python tests/gpu/nccl_memory.py."""
+    """2 x H200 over NVLink, NCCL 2.28, 28 November 2026: python tests/bench nccl_memory."""
     bounds = replace(OVER_PCIE, most=channels, simple_bytes=buffer_mib * MIB)
     assert 0 <= bounds.exact_bytes(2, CATALOGUE["NVIDIA-H200"].resident_threads) - mib * MIB <= 4 * MIB
 

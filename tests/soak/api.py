@@ -1,6 +1,6 @@
 """Mutated bodies and a long run of requests against one worker on the CPU: no 5xx, and memory that stays.
 
-    PYTHONPATH=tests/benchmarks python tests/soak/api.py [--bodies 5000] [--requests 2000]
+    PYTHONPATH=tests python tests/soak/api.py [--bodies 5000] [--requests 2000]
 
 Bodies of every POST route are mutated (values, names, nesting, bytes) and sent; each must be answered below 500, and
 the engine must live. Then requests of all kinds run, eight at a time; the resident sets of the front end and of the
@@ -21,7 +21,8 @@ from collections import Counter
 from typing import Any
 
 import aiohttp
-from worker_on_cpu import WorkerOnCpu
+
+from bench.http.worker_on_cpu import WorkerOnCpu
 
 AT_A_TIME = 8
 MOST_MB = 2.0

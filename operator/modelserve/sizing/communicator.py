@@ -27,7 +27,7 @@ class Channels:
     buffers of three protocols (NCCL's `computeBuffSizes` in src/init.cc) and one granule; its kernels want deeper
     stacks than CUDA's default, of every thread that the GPU may hold.
 
-    `fixed_bytes`, `record_bytes` and `stack_bytes` are of 2 x H200 with NCCL 2.28 (tests/gpu/nccl_memory.py), where the
+    `fixed_bytes`, `record_bytes` and `stack_bytes` are of 2 x H200 with NCCL 2.28 (tests/bench nccl_memory), where the
     sum is right to 4 MiB for 1 to 16 channels over NVLink, and for buffers of 1 and 4 MiB. Ranks that send through host
     memory, as GeForce does without a bridge, have their buffers there, and take 48 MiB less.
     """

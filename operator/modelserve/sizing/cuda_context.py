@@ -2,7 +2,7 @@
 
 The driver keeps a stack for every thread that a GPU may hold at once (CUDA's stack limit, 1 KiB by default), so the
 context grows with the multiprocessors: on an H200 stacks of 4,096 bytes in place of 1,760 took 602 MiB more, as 132 x
-2,048 threads have it (tests/gpu/nccl_memory.py). The rest hangs on what is loaded.
+2,048 threads have it (tests/bench/kernels/nccl_memory.py). The rest hangs on what is loaded.
 """
 
 from __future__ import annotations

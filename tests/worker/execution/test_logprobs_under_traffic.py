@@ -1,25 +1,23 @@
 """Under mixed traffic, in float32, every log probability is that of transformers: of scored prompts and of answers.
 
-The tool is tests/gpu/logprobs_under_traffic.py, which compares on a GPU in bfloat16.
+The tool is tests/bench/engine/logprobs_under_traffic.py, which compares on a GPU in bfloat16.
 """
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-TOOLS = Path(__file__).parents[2] / "gpu"
+from bench.engine import logprobs_under_traffic
+
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    return importlib.import_module("logprobs_under_traffic")
+def tool() -> ModuleType:
+    return logprobs_under_traffic
 
 
 def compare(tool: ModuleType, variant: str, *, drafts: bool = False) -> bool:

@@ -1,5 +1,5 @@
 """Sums over ranks through peer memory, without GPUs: the kernels compile, buffers hold what they are given, and the
-layers take each sum to where it fits. What the kernels compute is compared on GPUs by tests/gpu/rank_sums.py."""
+layers take each sum to where it fits. What the kernels compute is compared on GPUs by `tests/bench rank_sums`."""
 
 from __future__ import annotations
 

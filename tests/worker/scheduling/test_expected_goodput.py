@@ -17,7 +17,9 @@ from modelserve_tools.bench.workload import arrivals
 
 DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "expected-speed.md").read_text()
 SECTION = DOCUMENT[DOCUMENT.index("\n## Goodput\n") :].partition("\n## Chats")[0]
-COMMANDS = dict(re.findall(r"^    tests/gpu/serve_and_bench.sh --variant (\S+) (--poisson .*)$", SECTION, re.MULTILINE))
+COMMANDS = dict(
+    re.findall(r"^    python tests/bench serve_and_bench --variant (\S+) (--poisson .*)$", SECTION, re.MULTILINE)
+)
 # model | a second | requests | in time | TTFT kept | TPOT kept | TTFT mean / p99 | TPOT
 ROW = re.compile(
     r"^\| (31B|26B-A4B|E4B) \| ([\d.]+) \| (\d+) \| (\d+) % \| (\d+) % \| (\d+) % "

@@ -19,10 +19,8 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_the_benchmark_ends_with_the_total_milliseconds(flags: list[str], parts: list[str]) -> None:
-    program = [sys.executable, "tests/benchmarks/host_step.py", "--steps", "5", *flags]
-    done = subprocess.run(
-        program, cwd=ROOT, env={"PYTHONPATH": "operator:worker"}, capture_output=True, text=True, timeout=60, check=True
-    )
+    program = [sys.executable, "tests/bench", "host_step", "--steps", "5", *flags]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == parts
     assert float(lines[-1]) > 0

@@ -1,6 +1,6 @@
 """What a request behind a prefix that thousands of others have in common costs the host: as much as the first ones.
 
-Operations are counted, never timed, of the whole scheduler. `tests/benchmarks/many_tails.py` is the same at the sizes
+Operations are counted, never timed, of the whole scheduler. `tests/bench/host/many_tails.py` is the same at the sizes
 of a published model, with times.
 """
 

@@ -1,5 +1,5 @@
 """Of named traces the cache finds what an oracle with unlimited memory finds, in a pool that holds their sessions; and
-where it holds fewer, the share of them that it holds. tests/benchmarks/prefix_policy.py has them at full size."""
+where it holds fewer, the share of them that it holds. tests/bench/host/prefix_policy.py has them at full size."""
 
 from __future__ import annotations
 

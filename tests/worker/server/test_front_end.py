@@ -143,8 +143,8 @@ def test_the_benchmark_of_prompts_ends_with_the_cpu_per_prompt() -> None:
     (port,) = free_ports(1)
     flags = ["--prompt-tokens", "64", "--prompts", "3", "--port", str(port)]
     done = subprocess.run(
-        [sys.executable, "tests/benchmarks/front_end.py", *flags], cwd=root,
-        env=os.environ | {"PYTHONPATH": "operator:worker"}, capture_output=True, text=True, timeout=120, check=True,
+        [sys.executable, "tests/bench", "front_end", *flags], cwd=root,
+        capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     *parts, first_event, cpu = done.stdout.splitlines()
     assert [line.split("median")[0].strip() for line in parts] == [
@@ -159,8 +159,8 @@ def test_the_benchmark_of_prompts_ends_with_the_cpu_per_prompt() -> None:
 def test_the_benchmark_of_events_ends_with_the_cpu_per_token(route: str) -> None:
     flags = ["--route", route, "--streams", "3", "--steps", "4", "--steps-at-once", "2"]
     done = subprocess.run(
-        [sys.executable, "tests/benchmarks/stream_events.py", *flags], cwd=Path(__file__).parents[3],
-        env=os.environ | {"PYTHONPATH": "operator:worker"}, capture_output=True, text=True, timeout=120, check=True,
+        [sys.executable, "tests/bench", "stream_events", *flags], cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     told, _, of_an_event = done.stdout.strip().rpartition(", ")
     assert told.startswith(f"{route}: "), done.stdout

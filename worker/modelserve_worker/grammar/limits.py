@@ -1,7 +1,7 @@
 """Bounds what one grammar may cost to compile, to follow and to keep.
 
 All bounds are in the library's own units, which unlike seconds do not depend on the machine or its load. What they
-come to was measured with a vocabulary of 262,144 (tests/benchmarks/grammar_gaps.py).
+come to was measured with a vocabulary of 262,144 (tests/bench/host/grammar_gaps.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from modelserve.sizing.host.front_end import KNOWN_TEXTS_BYTES, OPEN_BODIES_BYTE
 from modelserve.sizing.host.grammars import GRAMMARS_BYTES
 from modelserve.units import GIB
 
-# Anonymous memory of a worker on GPUs, from peaks that tests/benchmarks/host_memory.py measures (docs/operations.md,
+# Anonymous memory of a worker on GPUs, from peaks that tests/bench/engine/host_memory.py measures (docs/operations.md,
 # "What pods ask for"). Loading adds nothing that grows with the weights: they are read through the page cache.
 # Measured 0.58 with the published tokenizer.
 FRONT_END_BYTES = 5 * GIB // 8 + OPEN_BODIES_BYTES + PREPARATION_BYTES + KNOWN_TEXTS_BYTES

@@ -1,6 +1,6 @@
 """Tiles of the kernels for quantised linear layers, by format, rows and GPU: the data that a measurement changes.
 
-`tests/gpu/linear_speed.py` times these and others on the published models' shapes.
+`tests/bench/kernels/linear_speed.py` times these and others on the published models' shapes.
 """
 
 from __future__ import annotations

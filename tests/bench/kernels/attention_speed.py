@@ -1,0 +1,280 @@
+"""Attention doors on one GPU: bytes or operations, time, and the share of the floor, at the published models' shapes.
+
+    python tests/bench attention_speed [--bandwidth 4.3e12] [--rate 790e12] [--only TEXT]
+
+Pages lie in random order in an arena of 3 GiB; short reads go round several sets of pages, so that no cache serves
+them. Times are of captured launches, as steps make them, and a decode includes its combination. Bytes are the rows that
+must be read once, operations those of the permitted pairs of query and key. Results are checked by the tests of
+tests/worker/kernels, which run on the GPU as they are.
+
+Decodes of sliding layers are timed by Triton's kernels, `decode_stream_sm90` and, up to 8 rows of 31B and 64 of E4B,
+`sliding_decode_sm90`, whichever the engine would give them:
+
+    python tests/bench attention_speed --only "sliding_attention bfloat16" --decodes
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.published import published_model
+from modelserve.sizing.backends.attention import DECODE_PARTS, PAIRS
+from modelserve.sizing.backends.table import Backend, Operation
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.paged_layout import LayerRows, layer_rows
+from modelserve_worker.kernels.step import Segments, Step
+from modelserve_worker.layers.rotary import RotaryEmbedding
+
+ARENA_BYTES = 3 << 30
+UNCACHED_BYTES = 160_000_000  # three times the L2 cache of an H200
+TRIED_BLOCKS = 1024  # of the kernel of few rows
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where nothing is timed, but tried
+COMPUTE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32  # Triton's interpreter has no bfloat16 products
+SEQUENCES, CHUNKS_AT_MOST = 256, 64  # slots of tables; chunks that a step has room for
+
+
+def architecture_of(name: str) -> ModelArchitecture:
+    facts = published_model(f"hf://google/gemma-4-{name}")
+    assert facts is not None
+    return facts.architecture
+
+
+@dataclass
+class Layer:
+    """One layer of a model over an arena of random rows."""
+
+    architecture: ModelArchitecture
+    kind: LayerKind
+    dtype: KVCacheDtype
+    arena_bytes: int = ARENA_BYTES
+
+    def __post_init__(self) -> None:
+        layout = KVCacheLayout.V_ONLY if self.architecture.attention_k_eq_v else KVCacheLayout.KV
+        geometry = cache_geometry(self.architecture, dtype=self.dtype, layout=layout, tensor_parallel_size=1)
+        spec, is_global = geometry.page(self.kind), self.kind is LayerKind.GLOBAL
+        # Pages of this layer alone, so that an arena of this size holds long contexts.
+        self.rows: LayerRows = replace(
+            layer_rows(geometry, spec.layers[0], pool_bytes=self.arena_bytes),
+            origin=self.arena_bytes - spec.layer_bytes if is_global else 0,
+            page_stride=-spec.layer_bytes if is_global else spec.layer_bytes,
+        )
+        self.pages = self.arena_bytes // spec.layer_bytes
+        self.heads = self.architecture.num_attention_heads
+        self.pairs = self.architecture.global_rotary_pairs
+        self.frequencies = RotaryEmbedding(self.architecture, device=DEVICE).inverse_frequencies(self.kind)
+        if self.dtype is KVCacheDtype.BFLOAT16:
+            self.arena = torch.randn(self.arena_bytes // 2, dtype=torch.bfloat16, device=DEVICE).view(torch.uint8)
+        else:  # bytes that are small numbers in every format, scales included
+            self.arena = torch.randint(0, 56, (self.arena_bytes,), dtype=torch.uint8, device=DEVICE)
+        self.weight = torch.rand(self.rows.width, device=DEVICE).to(COMPUTE)
+
+    def queries(self, tokens: int) -> Tensor:
+        return torch.randn(tokens, self.heads, self.rows.width, device=DEVICE).to(COMPUTE) * 0.05
+
+    def tables(self, contexts: Sequence[int], sets: int) -> list[Tensor]:
+        held = [min(-(-n // self.rows.page_tokens), self.rows.entries or n) for n in contexts]
+        order = torch.randperm(self.pages, device=DEVICE).int()
+        made = []
+        for number in range(sets):
+            table = torch.zeros(SEQUENCES, -(-max(held) // 16) * 16, dtype=torch.int32, device=DEVICE)
+            at = number * sum(held)
+            for slot, count in enumerate(held):
+                table[slot, :count] = order.roll(-at)[:count]
+                at += count
+            made.append(table)
+        return made
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one position, all planes."""
+        return self.rows.heads * self.rows.width * self.dtype.element_bytes * (1 if self.rows.v_only else 2)
+
+
+def ints(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
+    """Median of a captured round of all calls, per call."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(repeats + 1):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(began.elapsed_time(ended))
+    return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
+
+
+def decode_kernels(layer: Layer, count: int) -> Iterator[tuple[str, AttentionDoor]]:
+    """Name, and a door of that kernel alone."""
+    door = door_of(layer)
+    decodes = [each for each in door.choices if each.operation is Operation.DECODE_ATTENTION]
+    if not (decodes[0].backend is Backend.HOPPER and layer.rows.entries):
+        yield "", door
+        return
+    (triton,) = (each for each in door.choices if each.operation is Operation.VERIFY_ATTENTION)
+    yield "", AttentionDoor([replace(triton, operation=Operation.DECODE_ATTENTION), triton])
+    yield " streamed", AttentionDoor([decodes[-1], triton])
+    if len(decodes) > 1 and DECODE_PARTS * count * layer.rows.heads <= TRIED_BLOCKS:
+        yield " at once", AttentionDoor([replace(decodes[0], most_rows=None), triton])
+
+
+def door_of(layer: Layer) -> AttentionDoor:
+    """What the table has for the layer on this GPU."""
+    return AttentionDoor.over(layer.rows, capability=_capability(), query_heads=layer.heads, pairs=layer.pairs or PAIRS)
+
+
+def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, door: AttentionDoor) -> str:
+    calls, read = decode_calls(layer, contexts, door)
+    spent = microseconds(calls * 2, repeats=15)
+    return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
+
+
+def decode_calls(layer: Layer, contexts: Sequence[int], door: AttentionDoor) -> tuple[list[Callable[[], None]], int]:
+    """Calls for one row behind each of `contexts`, each of pages of its own, and the bytes that one reads."""
+    rows, count = layer.rows, len(contexts)
+    positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
+    segments = Segments(slots, positions, torch.ones_like(slots), slots, most=count, most_rows=1)
+    step = Step(positions, ints([count]), slots, slots, slots, segments, None)
+    q = layer.queries(count)
+    output = torch.empty_like(q)
+    workspace = torch.empty(count * doors.decode_workspace(rows, query_heads=layer.heads), device=DEVICE)
+    rotation = None
+    if rows.v_only:
+        rotation = doors.tile_rotation(
+            layer.frequencies, pairs=layer.pairs, keys=door.decode_keys, longest=max(contexts), dtype=rows.dtype
+        )
+    read = sum(min(n, rows.window or n) for n in contexts) * layer.row_bytes
+    sets = max(8, min(128, UNCACHED_BYTES // read + 1))
+    calls = [
+        lambda table=table: door.decode(
+            q, output, step, rows=rows, table=table, arena=layer.arena, workspace=workspace,
+            key_weight=layer.weight, rotation=rotation,
+        )
+        for table in layer.tables(contexts, sets=sets)
+    ]  # fmt: skip
+    return calls, read
+
+
+def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
+    call, work = chunk_call(layer, start, length, door_of(layer))
+    spent = microseconds([call] * 2, repeats=5)
+    return f"{work / 1e9:9.1f} GF {spent:9.1f} us {work / spent / 1e6:5.0f} TFLOP/s {1e6 * work / rate / spent:6.0%}"
+
+
+def chunk_call(layer: Layer, start: int, length: int, door: AttentionDoor) -> tuple[Callable[[], None], int]:
+    """A call for `length` rows of one request behind `start`, and its operations."""
+    rows = layer.rows
+    end, rest = start + length, [0] * (CHUNKS_AT_MOST - 1)
+    blocks, pages = -(-length // (door.chunk_rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
+    ends = ints([blocks] * CHUNKS_AT_MOST)
+    segments = Segments(
+        ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), most=1, most_rows=length,
+        sliding_blocks=ends, most_sliding_blocks=blocks, blocks=ends, pages=ints([pages] * CHUNKS_AT_MOST),
+        key_rows=ints([0] * CHUNKS_AT_MOST), most_blocks=blocks, most_pages=pages,
+    )  # fmt: skip
+    at = torch.arange(start, end, device=DEVICE).int()
+    step = Step(at, ints([length]), at, at, at, None, segments, (segments,))
+    q = layer.queries(length)
+    output = torch.empty_like(q)
+    shape = (length, rows.heads, rows.width)
+    stored = torch.rand(shape, device=DEVICE).to(torch.bfloat16)
+    if layer.dtype is not KVCacheDtype.BFLOAT16:
+        stored = torch.randint(0, 56, shape, device=DEVICE).to(doors.element_dtype(rows))
+    scale = torch.rand(shape[:2], device=DEVICE).half()
+    keys = pages * rows.page_tokens + rows.window
+    scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=COMPUTE, device=DEVICE)
+
+    def call() -> None:
+        door.chunk(
+            q, output, step, rows=rows, table=table, arena=layer.arena, fresh=(stored, stored, scale, scale),
+            key_weight=layer.weight, scratch=scratch, inverse_frequencies=layer.frequencies, pairs=layer.pairs,
+        )  # fmt: skip
+
+    (table,) = layer.tables([end], sets=1)
+    permitted = sum(min(position + 1, rows.window or end) for position in range(start, end))
+    return call, 4 * permitted * layer.heads * rows.width
+
+
+def _capability() -> int:
+    major, minor = torch.cuda.get_device_capability(DEVICE)
+    return 10 * major + minor
+
+
+UNEQUAL = [500 + 300 * i for i in range(31)] + [131_000]
+DECODES: tuple[tuple[str, LayerKind, str, list[int]], ...] = (
+    ("31B", LayerKind.GLOBAL, "1 x 8k", [8192]),
+    ("31B", LayerKind.GLOBAL, "1 x 126k", [126_000]),
+    ("31B", LayerKind.GLOBAL, "8 x 32k", [32_768] * 8),
+    ("31B", LayerKind.GLOBAL, "16 x 32k", [32_768] * 16),
+    ("31B", LayerKind.GLOBAL, "31 short, 1 x 131k", UNEQUAL),
+    ("31B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("31B", LayerKind.SLIDING, "1 x 1000", [1000]),
+    ("31B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
+    ("31B", LayerKind.SLIDING, "3 x 8k", [8192 + i for i in range(3)]),
+    ("31B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
+    ("31B", LayerKind.SLIDING, "8 x 8k", [8192 + i for i in range(8)]),
+    ("31B", LayerKind.SLIDING, "32 x 8k", [8192 + i for i in range(32)]),
+    ("E4B", LayerKind.GLOBAL, "1 x 8k", [8192]),
+    ("E4B", LayerKind.GLOBAL, "32 x 8k", [8192] * 32),
+    ("26B-A4B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("26B-A4B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
+    ("26B-A4B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
+    ("E4B", LayerKind.SLIDING, "1 x 8k", [8192]),
+    ("E4B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
+    ("E4B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
+    ("E4B", LayerKind.SLIDING, "8 x 8k", [8192 + i for i in range(8)]),
+    ("E4B", LayerKind.SLIDING, "16 x 8k", [8192 + i for i in range(16)]),
+    ("E4B", LayerKind.SLIDING, "32 x 8k", [8192 + i for i in range(32)]),
+)
+CHUNKS = (
+    ("31B", LayerKind.GLOBAL, 30_720, 2048),
+    ("31B", LayerKind.GLOBAL, 0, 8192),
+    ("31B", LayerKind.GLOBAL, 118_000, 8192),
+    ("31B", LayerKind.SLIDING, 6144, 2048),
+    ("31B", LayerKind.SLIDING, 24_000, 8192),
+    ("31B", LayerKind.SLIDING, 6144, 300),
+    ("E4B", LayerKind.GLOBAL, 6144, 2048),
+    ("E4B", LayerKind.GLOBAL, 24_000, 8192),
+    ("E4B", LayerKind.SLIDING, 6144, 2048),
+    ("E4B", LayerKind.SLIDING, 24_000, 8192),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
+    parser.add_argument("--rate", type=float, default=790e12, help="bf16 operations a second")
+    parser.add_argument("--only", default="", help="cases whose line contains this text")
+    parser.add_argument("--decodes", action="store_true", help="no chunks")
+    options = parser.parse_args()
+    print(f"{torch.cuda.get_device_name(DEVICE)}: {options.bandwidth:.3g} B/s, {options.rate:.3g} FLOP/s")
+    for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3):
+        for name, kind, case, contexts in DECODES:
+            label = f"decode {name} {kind.value} {dtype.value} {case}"
+            if options.only not in label:
+                continue
+            layer = Layer(architecture_of(name), kind, dtype)
+            for kernel, door in decode_kernels(layer, len(contexts)):
+                print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, door)}", flush=True)
+        for name, kind, start, length in () if options.decodes else CHUNKS:
+            label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
+            if options.only in label:
+                layer = Layer(architecture_of(name), kind, dtype)
+                print(f"{label:64} {chunk(layer, start, length, options.rate)}", flush=True)

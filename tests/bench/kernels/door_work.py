@@ -1,0 +1,292 @@
+"""The doors of a model's layers by a table of kernels, each with its bytes and operations: what `triton_doors` times.
+
+Attention at a context, products and experts by rows, and what stands between them, at the model's shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.kernels.attention_speed import COMPUTE, DEVICE, SEQUENCES, Layer, chunk_call, decode_calls, ints
+from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.model.weight_format import TextLinear, WeightFormat
+from modelserve.sizing.backends.resolve import Formats, resolve
+from modelserve.sizing.backends.table import LIBRARY, KernelTable, Operation
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.sizing.weights.text import layer_tensors
+from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.experts.experts import Choice
+from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.kernels.products.int4_linear_triton import int4_dequantised_product, int4_product_with
+from modelserve_worker.kernels.products.linear_tiles import FEW_ROWS, LinearTile
+from modelserve_worker.kernels.sampling.sampling import CandidateRows
+from modelserve_worker.kernels.step import Step
+from modelserve_worker.layers.moe import MixtureOfExperts
+from modelserve_worker.layers.parallel import TensorParallel
+from modelserve_worker.layers.placement import Placement
+from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
+from modelserve_worker.step.sampler import draw_candidates
+from modelserve_worker.step.sampling_slots import SamplingSlots
+
+ROUND_BYTES = 200_000_000  # that calls go round: several times the L2 cache of any GPU
+TRIED: dict[tuple[str, str], tuple[tuple[int, int, int, int], ...]] = {  # query rows, keys, warps, stages
+    ("decode", "v_only"): ((16, 32, 4, 3), (16, 64, 8, 2)),
+    ("decode", "kv"): ((16, 32, 4, 2), (16, 32, 4, 4)),
+    ("decode", "sliding"): ((16, 32, 2, 2), (16, 32, 4, 3)),
+    ("chunk", "v_only"): ((32, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 2), (16, 32, 2, 2), (32, 64, 4, 2)),
+    ("chunk", "kv"): ((32, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 2), (16, 32, 2, 2), (32, 64, 4, 1)),
+    ("chunk", "sliding"): ((64, 32, 8, 3), (64, 64, 4, 2), (64, 16, 4, 3), (32, 32, 2, 2), (32, 64, 2, 2)),
+}
+TRIED_INT4 = {  # by rows
+    1: ((32, 8, 2, 3, 1024), (32, 8, 2, 4, 1536), (32, 8, 1, 3, 2048), (64, 8, 2, 3, 512)),
+    16: ((64, 16, 4, 4, 384), (32, 16, 2, 3, 1536), (64, 16, 2, 3, 512)),
+    32: ((128, 64, 8, 2, 264), (128, 32, 4, 3, 528), (64, 32, 4, 4, 1056), (32, 32, 2, 3, 1056)),
+    64: ((64, 64, 4, 3, 264), (128, 64, 8, 2, 264), (64, 64, 4, 3, 528)),
+    512: ((64, 128, 4, 2, 264), (128, 128, 8, 2, 240), (128, 64, 4, 2, 264), (256, 64, 8, 2, 132)),
+}  # outputs, rows, warps, stages, programs
+
+
+class Model(NamedTuple):
+    architecture: ModelArchitecture
+    weights: WeightFormat | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    context: int = 8192
+    segments: tuple[int, ...] = (1, 8, 32)
+    chunk: int = 2048  # rows, the last of the context
+    few: tuple[int, ...] = (1, 8, 32)
+    many: tuple[int, ...] = (512, 2048)
+    arena: int = 2 << 30  # 32 contexts
+    round: int = ROUND_BYTES
+    tiles: bool = False  # others than those in use, too
+
+
+class Work(NamedTuple):
+    """Calls over memory of their own, and of one of them the bytes that must be moved and the operations."""
+
+    calls: Sequence[Callable[[], Any]]
+    bytes: float
+    operations: float = 0.0
+
+
+class Cell(NamedTuple):
+    name: str
+    make: Callable[[], Work]
+    library: bool = False  # no kernel of ours
+
+
+Line = tuple[str, list[Cell]]
+Shape = tuple[int, int, int, int]
+
+
+def as_tried(door: AttentionDoor, tried: Shape | None) -> AttentionDoor:
+    """The door with tiles of this shape."""
+    if tried is None:
+        return door
+    rows, keys, warps, stages = tried
+    tiled = (replace(each.tile, rows=rows, keys=keys, warps=warps, stages=stages) for each in door.choices if each.tile)
+    return AttentionDoor(replace(each, tile=tile) for each, tile in zip(door.choices, tiled, strict=True))
+
+
+def named(tile: tuple[int, ...]) -> str:
+    return "{}x{}w{}s{}".format(*tile)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(COMPUTE)
+
+
+def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Sizes) -> Iterator[Line]:
+    for kind in LayerKind:
+        layer = cache(partial(Layer, model.architecture, kind, dtype, sizes.arena))
+
+        layout = "sliding" if kind is LayerKind.SLIDING else "v_only" if model.architecture.attention_k_eq_v else "kv"
+
+        def decode(count: int, tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
+            contexts = [sizes.context + (i if layer().rows.entries else 0) for i in range(count)]
+            calls, read = decode_calls(layer(), contexts, as_tried(AttentionDoor.of(table, layer().rows.kind), tried))
+            return Work(calls, read)
+
+        def chunk(tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
+            start, door = sizes.context - sizes.chunk, as_tried(AttentionDoor.of(table, layer().rows.kind), tried)
+            call, operations = chunk_call(layer(), start, sizes.chunk, door)
+            return Work([call] * 2, sizes.context * layer().row_bytes, operations)
+
+        def store(rows: int, door: str, layer: Callable[[], Layer] = layer) -> Work:
+            return stored_rows(layer(), rows, door)
+
+        yield f"decode {kind.name.lower()} {dtype}", [Cell(f"{n}x", partial(decode, n)) for n in sizes.segments]
+        yield f"chunk {kind.name.lower()} {dtype}", [Cell(f"{sizes.chunk}", chunk)]
+        if sizes.tiles:
+            few, *_, most = sizes.segments
+            others = TRIED["decode", layout], TRIED["chunk", layout]
+            for n in (few, most) if dtype is KVCacheDtype.BFLOAT16 else ():
+                yield (
+                    f"decode {kind.name.lower()} {dtype} {n}x",
+                    [Cell(named(t), partial(decode, n, t)) for t in others[0]],
+                )
+            yield f"chunk {kind.name.lower()} {dtype} by", [Cell(named(t), partial(chunk, t)) for t in others[1]]
+        if dtype is KVCacheDtype.BFLOAT16:
+            yield (
+                f"prepare {kind.name.lower()}",
+                [Cell(f"{n}", partial(store, n, "prepare")) for n in (*sizes.few, sizes.many[-1])],
+            )
+            if kind is LayerKind.SLIDING:
+                yield "commit", [Cell(f"{n}", partial(store, n, "commit")) for n in (sizes.few[-1], sizes.many[0])]
+
+
+def stored_rows(layer: Layer, rows: int, door: str) -> Work:
+    """New rows into pages: of a request each, or more than there are slots of one, where they wait if they slide."""
+    held, width, apart = layer.rows, layer.rows.width, rows <= SEQUENCES
+    slots, at = ints(range(rows) if apart else [0] * rows), ints([0] * rows if apart else range(rows))
+    (table,) = layer.tables([1] * rows if apart else [rows], 1)
+    fresh: Any = (
+        *(random(rows, held.heads, width) for _ in "kv"),
+        *(torch.rand(rows, held.heads, device=DEVICE).half(),) * 2,
+    )
+    waiting = ints([-1] * rows) if held.entries and not apart else slots
+    step = Step(at, ints([rows]), slots, waiting, slots, None, None)
+    if door == "commit":
+        store = partial(doors.commit, fresh, step, rows=held, table=table, arena=layer.arena)
+        return Work([store] * 8, 2 * rows * layer.row_bytes)
+    projected = random(rows, (layer.heads + held.heads * (1 if held.v_only else 2)) * width)
+    angles, weight, q = torch.rand(2, rows, width // 2, device=DEVICE), random(width), layer.queries(rows)
+    store = partial(
+        doors.prepare, projected, q, step, rows=held, table=table, arena=layer.arena, q_weight=weight, k_weight=weight,
+        rotation=(angles[0], angles[1]), fresh=fresh if held.entries else None, eps=1e-6, pairs=layer.pairs,
+    )  # fmt: skip
+    return Work([store] * 8, 2 * projected.nbytes + angles.nbytes)
+
+
+def matrix(model: Model, table: KernelTable, linear: TextLinear, shape: tuple[int, int]) -> StoredMatrix:
+    placement = Placement(DEVICE, COMPUTE, weight_format=model.weights, operations=Operations(table, DEVICE))
+    return filled(stored_matrix(linear, [shape[0]], shape[1], placement))
+
+
+def filled(made: Any) -> Any:
+    """Random parameters of a layer, in the order of its kernels."""
+    for parameter in made.parameters():
+        if parameter.dtype == torch.int32:
+            parameter.random_(-(2**31), 2**31 - 1)
+        else:
+            parameter.normal_(std=0.02)
+    for part in made.modules():
+        if isinstance(part, StoredMatrix):
+            part.loaded()
+    return made
+
+
+def held_bytes(made: Any) -> int:
+    return sum(parameter.nbytes for parameter in made.parameters())
+
+
+def products(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line]:
+    for tensor in layer_tensors(model.architecture, 0, 1):
+        if tensor.linear is None or tensor.count > 1 or tensor.term == "other":
+            continue
+        shape = tensor.rows, tensor.columns
+        first = cache(partial(matrix, model, table, tensor.linear, shape))
+
+        @cache
+        def copies(first: Callable[[], StoredMatrix] = first, more: Any = first.__wrapped__) -> list[StoredMatrix]:
+            return [first(), *(more() for _ in range(max(1, sizes.round // held_bytes(first()))))]
+
+        def multiply(rows: int, copies: Callable[[], list[StoredMatrix]] = copies) -> Work:
+            x, made = random(rows, copies()[0].columns), copies()
+            moved = held_bytes(made[0]) + x.nbytes + 2 * rows * made[0].rows
+            return Work([partial(each.linear, x) for each in made], moved, 2 * rows * made[0].rows * made[0].columns)
+
+        def of_library(rows: int, of: tuple[TextLinear, tuple[int, int]] = (tensor.linear, shape)) -> bool:
+            return table.choose(Operation.LINEAR, *of, rows=rows).kernels[-1] == LIBRARY
+
+        def with_tile(
+            rows: int, tile: tuple[int, ...] | None, copies: Callable[[], list[StoredMatrix]] = copies
+        ) -> Work:
+            usual, shared = multiply(rows, copies), Operations(table, DEVICE).shared
+            way: Any = partial(int4_dequantised_product, shared=shared)
+            if tile is not None:
+                way = partial(int4_product_with, tile=LinearTile(*tile, few=rows <= FEW_ROWS), shared=shared)
+            x = random(rows, copies()[0].columns)
+            return usual._replace(calls=[partial(way, x, each._held()) for each in copies()])
+
+        rows = (*sizes.few, *((128,) if model.weights else ()), *sizes.many)
+        yield f"product {tensor.linear}", [Cell(f"{n}", partial(multiply, n), of_library(n)) for n in rows]
+        if sizes.tiles and model.weights and tensor.linear is TextLinear.GATE_UP:
+            for n, tiles in TRIED_INT4.items():
+                cells = [Cell(named(tile), partial(with_tile, n, tile)) for tile in tiles]
+                dequantised = [Cell("dequantised", partial(with_tile, n, None))] if n == max(TRIED_INT4) else []
+                yield f"product {tensor.linear} {n} by", cells + dequantised
+
+
+def experts(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line]:
+    a = model.architecture
+    placement = Placement(DEVICE, COMPUTE, weight_format=model.weights, operations=Operations(table, DEVICE))
+    layer = cache(lambda: filled(MixtureOfExperts(a, placement)))
+
+    def multiply(rows: int) -> Work:
+        chosen = [
+            torch.rand(rows, a.num_experts, device=DEVICE).argsort(1)[:, : a.top_k_experts].int() for _ in range(8)
+        ]
+        given = [Choice(torch.rand(rows, a.top_k_experts, device=DEVICE), each.contiguous()) for each in chosen]
+        x, made = random(rows, a.hidden_size), layer().experts
+        read = sum(len(each.unique()) for each in chosen) / len(chosen) / a.num_experts * held_bytes(made)
+        operations = 6 * rows * a.top_k_experts * a.hidden_size * a.moe_intermediate_size
+        return Work([partial(made, x, each) for each in given], read, operations)
+
+    def route(rows: int) -> Work:
+        x, made = random(rows, a.hidden_size), layer()
+        return Work([partial(made.router, x, made.pre_norm)] * 8, held_bytes(made.router) + 2 * x.nbytes)
+
+    grouped = next(each for each in table.choices if each.operation is Operation.GROUPED).kernels[-1] == LIBRARY
+    few = max((each.most_rows or 0 for each in table.of(Operation.EXPERTS)), default=0)
+    rows = (*sizes.few, *sizes.many)
+    yield "experts", [Cell(f"{n}", partial(multiply, n), grouped and n > few) for n in rows]
+    yield "router", [Cell(f"{n}", partial(route, n)) for n in rows]
+
+
+def elementwise(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line]:
+    a, made = model.architecture, Operations(table, DEVICE).elementwise
+
+    def norm(rows: int) -> Work:
+        added, x, weight = random(rows, a.hidden_size), random(rows, a.hidden_size), random(a.hidden_size)
+        scalar = torch.full((1,), 0.5, device=DEVICE, dtype=COMPUTE)
+        call = partial(made.residual_norm, x, added, weight, scalar=scalar, next_weight=weight, eps=1e-6)
+        return Work([call] * 8, 4 * x.nbytes)
+
+    def gelu(rows: int) -> Work:
+        gates = [random(rows, 2 * a.intermediate_size) for _ in range(8)]
+        return Work([partial(made.gated_gelu, each) for each in gates], 1.5 * gates[0].nbytes)
+
+    def draw(rows: int) -> Work:
+        columns, at = SamplingSlots(max_num_seqs=rows, vocab_size=a.vocab_size, device=DEVICE).device, ints(range(rows))
+        given = CandidateRows(slots=at, positions=at, output_counts=at, columns=columns, width=1, softcap=30.0)
+        logits, door = [random(rows, a.vocab_size) for _ in range(8)], Operations(table, DEVICE).sampling
+        calls = [partial(draw_candidates, door, TensorParallel(), each, given, first_token=0) for each in logits]
+        return Work(calls, logits[0].nbytes)
+
+    for name, make, rows in (("norms", norm, sizes.many), ("gelu", gelu, sizes.many), ("sampler", draw, ())):
+        yield name, [Cell(f"{n}", partial(make, n)) for n in (*sizes.few, *rows)]
+
+
+def lines(model: Model, capability: int, sizes: Sizes) -> Iterator[Line]:
+    """All doors of a model, most of its time first."""
+    layout = KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV
+    formats = [Formats(model.weights, dtype, layout) for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8)]
+    tables = [resolve(capability, model.architecture, each) for each in formats]
+    if model.weights is None:  # with weights in INT4 it is the same
+        yield from attention(model, tables[0], formats[0].kv_dtype, sizes)
+    if model.architecture.num_experts:
+        yield from experts(model, tables[0], sizes)
+    yield from products(model, tables[0], sizes)
+    if model.weights is None:
+        yield from attention(model, tables[1], formats[1].kv_dtype, sizes)
+        yield from elementwise(model, tables[0], sizes)

@@ -1,0 +1,155 @@
+"""On one GPU: every door as GPUs without Hopper's kernels have it, and its share of what that GPU could do.
+
+    python tests/bench triton_doors [--models E4B 31B-INT4] [--capability 89]
+        [--only TEXT] [--tiles 31B] [--compilers 14] [--deadline SECONDS]
+
+A stand-in for GPUs that are not there: the table of kernels is that of `--capability` with its tiles, and Triton
+compiles for that GPU, whose instructions (`mma.sync`, `cp.async`; no dependent launch) ptxas then assembles for the one
+at hand. So bandwidth, multiprocessors and caches are those of this GPU, code and tiles those of the other. Cells are
+`case time share`: of --bandwidth, or of this GPU's rate of `mma.sync` where operations take longer, which is measured
+first from registers, beside cuBLAS in bfloat16 (by which the second share is). `!` misses 80 % of bandwidth or 60 % of
+operations; cases whose floor is under 5 us, what a launch or two take, are not judged, nor are PyTorch's kernels (`=`),
+which this GPU has others of. Caches hold none of it: calls go round 200 MB. Exit status as in `deadline.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from bench.deadline import add_deadline, die_with_parent, within
+from bench.kernels.attention_speed import DEVICE, architecture_of
+from bench.kernels.door_work import Cell, Model, Sizes, lines, random
+from bench.kernels.elementwise_speed import microseconds
+from modelserve.model.weight_format import int4
+from modelserve.sizing.backends.generations import generation_of
+
+SHORT_US = 5.0
+LEAST_SHARE = {"bytes": 0.8, "operations": 0.6}
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    name + ("-INT4" if weights else ""): lambda name=name, weights=weights: Model(architecture_of(name), weights)
+    for name, weights in (("E4B", None), ("31B", None), ("31B", int4(32)), ("26B-A4B", None), ("26B-A4B", int4(32)))
+}
+
+
+def pretend(capability: int) -> None:
+    """Triton compiles for a GPU of this capability from here on; ptxas assembles that for the GPU at hand."""
+    driver = triton.runtime.driver.active
+    here, target = driver.get_current_target().arch, GPUTarget("cuda", capability, 32)
+    most = generation_of(capability).shared_bytes
+
+    def assembled_here(backend: Any, stages: dict[str, Any], options: Any, language: Any, _: int) -> None:
+        def assemble(ptx: str, metadata: dict[str, Any]) -> bytes:
+            if metadata["shared"] > most:
+                raise MemoryError(f"{metadata['shared'] >> 10} of {most >> 10} KiB")
+            return bytes(backend.make_cubin(ptx, metadata, options, here))
+
+        stages["cubin"] = assemble
+
+    driver.get_current_target = lambda: target
+    triton.knobs.runtime.add_stages_inspection_hook = assembled_here
+
+
+@triton.jit
+def multiply_registers(x, y, ROUNDS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    m, n, k = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :], tl.arange(0, K)
+    left, right = tl.load(x + m * K + k[None, :]), tl.load(x + k[:, None] + n * K)
+    total = tl.zeros([M, N], tl.float32)
+    for _ in range(ROUNDS):
+        total = tl.dot(left, right, total)
+    tl.store(y + tl.program_id(0) * M * N + m * N + n, total)
+
+
+def rates(bandwidth: float) -> tuple[float, float]:
+    """Operations a second of `mma.sync` from registers and of cuBLAS, both in bfloat16."""
+    if DEVICE.type == "cpu":
+        return bandwidth, bandwidth
+    programs, rounds, size = 132 * 8, 2000, 8192
+    x, y, square = random(128, 64), torch.empty(programs, 128, 128, device=DEVICE), random(size, size)
+    launch = partial(multiply_registers[(programs,)], x, y, ROUNDS=rounds, M=128, N=128, K=64, num_warps=8)
+    first, second = microseconds([launch]), microseconds([partial(torch.mm, square, square)])
+    return 1e6 * programs * rounds * 2 * 128 * 128 * 64 / first, 1e6 * 2 * size**3 / second
+
+
+def told(cell: Cell, bandwidth: float, rate: float, library_rate: float) -> str:
+    try:
+        return measured(cell, bandwidth, rate, library_rate)
+    except Exception as error:  # a tile that such a GPU cannot hold, for one; the other cells are wanted
+        return f"{cell.name} {type(error).__name__} {str(error)[:40]}"
+
+
+def measured(cell: Cell, bandwidth: float, rate: float, library_rate: float) -> str:
+    work = cell.make()
+    if DEVICE.type == "cpu":  # Triton's interpreter: it runs, and takes no time that says anything
+        work.calls[0]()
+        return f"{cell.name} ran"
+    spent = microseconds(list(work.calls))
+    reading, computing = 1e6 * work.bytes / bandwidth, 1e6 * work.operations / rate
+    bound, floor = ("bytes", reading) if reading >= computing else ("operations", computing)
+    mark = "=" if cell.library else "!" if floor >= SHORT_US and floor / spent < LEAST_SHARE[bound] else ""
+    of_library = f"/{1e6 * work.operations / library_rate / spent:.0%}" if bound == "operations" else ""
+    return f"{cell.name} {spent:.4g}us {floor / spent:.0%}{of_library}{mark}"
+
+
+def compile_share(models: dict[str, Sizes], capability: int, only: str, share: int, shares: int) -> None:
+    """In a process of its own, so that many compile at a time; results lie in Triton's cache."""
+    die_with_parent()
+    pretend(capability)
+    doors = (
+        (f"{name} {door}", cells)
+        for name, sizes in models.items()
+        for door, cells in lines(MODELS[name](), capability, sizes)
+    )
+    for number, cell in enumerate(cell for label, cells in doors if only in label for cell in cells):
+        if number % shares == share:
+            with torch.no_grad(), contextlib.suppress(Exception):  # which the measurement tells
+                cell.make().calls[0]()
+
+
+@torch.no_grad()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--capability", type=int, default=80, help="10 * major + minor, under 90")
+    parser.add_argument("--only", default="", help="doors whose line contains this text")
+    parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
+    parser.add_argument("--compilers", type=int, default=14, help="processes that compile first")
+    parser.add_argument("--tiles", nargs="+", default=[], choices=MODELS, help="of these other tiles, too")
+    add_deadline(parser)
+    options = parser.parse_args()
+    os.environ["TRITON_CACHE_DIR"] = f"{tempfile.gettempdir()}/triton_doors_{options.capability}"  # of nobody else's
+    with within(options.deadline) as time:
+        spawn, models = get_context("spawn"), {name: Sizes(tiles=name in options.tiles) for name in options.models}
+        given = models, options.capability, options.only
+        shares = range(options.compilers)
+        compiling = [spawn.Process(target=compile_share, args=(*given, share, len(shares))) for share in shares]
+        for each in compiling:
+            each.start()
+        for each in compiling:
+            each.join()
+        pretend(options.capability)
+        rate, library_rate = rates(options.bandwidth)
+        print(
+            f"{torch.cuda.get_device_name()} as {options.capability / 10}: {options.bandwidth / 1e12:.1f} TB/s, "
+            f"mma.sync {rate / 1e12:.0f} TFLOP/s, cuBLAS {library_rate / 1e12:.0f}; compiled after "
+            f"{time.seconds:.0f} s", flush=True,
+        )  # fmt: skip
+        for name, sizes in models.items():
+            for door, cells in lines(MODELS[name](), options.capability, sizes):
+                if options.only in f"{name} {door}":
+                    found = (told(cell, options.bandwidth, rate, library_rate) for cell in cells)
+                    print(f"{name} {door}: {', '.join(found)}", flush=True)
+    return time.code()

@@ -1,0 +1,350 @@
+"""Times what one tenant does, alone and beside a hostile one.
+
+    python tests/bench two_tenants [--rounds 2]
+
+A real API server, scheduler and controllers, the real operator as a process, and nodes that this program plays. The
+tenant has a full pool, on which workers may be down for a moment, and one with room. Measured, one after the other:
+
+rollout   an edit of all on the full pool, until all are Ready with it: each stops its only worker for the next one
+drain     `kubectl drain` of a node whose workers surge first, until it is empty
+update    another worker image for the fleet (Rolling), until all of the tenant's are Ready with it
+
+The other tenant has pods that can never start and ask for the same GPUs (no such node, more than a node has, a claim
+that nobody made, an anti-affinity against itself), a pod that waits for the very GPUs with a lower priority, and
+ModelServes: one whose spec is broken as it begins to move, one without room, one whose worker has never run, and ones
+that ask for a buffer of a million and for host names of others. Its serving workers must all be there at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.operator.operator_fleet import controllers
+from bench.operator.operator_scale import MERGE, STRATEGIC, Api
+from bench.operator.scale_operator import Operator
+from localcluster.control_plane import ControlPlane, control_plane
+from localcluster.operator_process import permissions
+
+GOOD, BAD = "tenant-a", "tenant-b"
+OLD, NEW = "worker:0.2.0", "worker:0.2.1"
+NAME = "serving.modelserve.dev/name"
+GPU, CLASS = "nvidia.com/gpu", "serving"
+FULL, ROOM = 3, 9  # ModelServes of the tenant on each pool
+ON_NODE = 16  # GPUs of a node with room: each holds all workers of the pool
+START_S = 1.0  # from a node to Ready
+MOST_RATIO = 1.2
+PLAIN = "application/json"
+ALLOWED = [
+    {"namespaces": [BAD], "bufferReplicas": 4, "hostnames": ["*.tenant-b.example"], "gateways": ["*"]},
+    {"namespaces": ["*"]},
+]
+
+
+def _path(namespace: str, plural: str, group: str = "api/v1") -> str:
+    return f"/{group}/namespaces/{namespace}/{plural}"
+
+
+def _serves(namespace: str) -> str:
+    return _path(namespace, "modelserves", "apis/serving.modelserve.dev/v1alpha1")
+
+
+def node(name: str, pool: str, gpus: int) -> dict[str, Any]:
+    resources = {"cpu": "960", "memory": "8Ti", "pods": "500", "ephemeral-storage": "9Ti", GPU: str(gpus)}
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771", "pool": pool}
+    labels |= {"nvidia.com/gpu.count": str(gpus), "kubernetes.io/hostname": name}
+    status = {"capacity": resources, "allocatable": resources}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
+
+
+def model_serve(name: str, pool: str, **spec: Any) -> dict[str, Any]:
+    """One GPU of a model whose facts ship with the package, at a commit, so that nothing asks the Hub."""
+    own = {"model": {"uri": "hf://google/gemma-4-E2B-it", "revision": "a1" * 20}}
+    own["accelerators"] = {"maxPerReplica": 1, "nodeSelector": {"pool": pool}}
+    kind = {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe"}
+    return {**kind, "metadata": {"name": name}, "spec": {**own, **spec}}
+
+
+def pod(name: str, *, gpus: int = 1, **spec: Any) -> dict[str, Any]:
+    resources = {"limits": {GPU: str(gpus)}} if gpus else {}
+    container = {"name": "train", "image": "train:1", "resources": resources}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": "train"}},
+        "spec": {"containers": [container], **spec},
+    }
+
+
+def hostile_pods() -> list[dict[str, Any]]:
+    near = {"labelSelector": {"matchLabels": {"app": "nobody"}}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near]}}
+    theirs = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "nobodys"}]}
+    return [
+        pod("no-such-node", nodeSelector={"nope": "x"}),
+        pod("too-many", gpus=64),
+        pod("claim-of-nobody", gpus=0, **theirs),
+        pod("claim-beside", **theirs, nodeSelector={"pool": "other"}),
+        pod("near-nobody", affinity=affinity),
+        pod("waits-for-your-gpu", nodeSelector={"pool": "full"}),
+    ]
+
+
+@dataclass
+class Nodes:
+    """The kubelets, and what they see of workers: by ModelServe and image, whether one is ready."""
+
+    api: Api
+    pods: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)  # ModelServes whose workers crash
+
+    async def watch(self) -> None:
+        async for event in self.api.events("/api/v1/pods"):
+            body = event["object"]
+            metadata = body["metadata"]
+            key = (metadata["namespace"], metadata["name"])
+            if event["type"] == "DELETED":
+                self.pods.pop(key, None)
+                continue
+            self.pods[key] = body
+            started = bool((body.get("status") or {}).get("containerStatuses"))
+            if "deletionTimestamp" in metadata:
+                self._begin(self._end(*key))
+            elif "nodeName" in body["spec"] and not started:
+                self._begin(self._start(*key, body))
+
+    def ready(self, namespace: str) -> dict[str, set[str]]:
+        """uids of ready workers by ModelServe."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for (where, _), body in self.pods.items():
+            states = {each["type"]: each["status"] for each in (body.get("status") or {}).get("conditions") or ()}
+            if where == namespace and states.get("Ready") == "True" and "deletionTimestamp" not in body["metadata"]:
+                found[body["metadata"]["labels"].get(NAME, "")].add(body["metadata"]["uid"])
+        return found
+
+    def on(self, name: str) -> int:
+        return sum(body["spec"].get("nodeName") == name for body in self.pods.values())
+
+    def tries(self, namespace: str, name: str) -> bool:
+        """Whether a worker of it has the newer image."""
+        return any(
+            where == namespace
+            and body["metadata"]["labels"].get(NAME) == name
+            and body["spec"]["containers"][0]["image"] == NEW
+            for (where, _), body in self.pods.items()
+        )
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _end(self, namespace: str, name: str) -> None:
+        await self._unless_gone("DELETE", f"{_path(namespace, 'pods')}/{name}", {"gracePeriodSeconds": 0})
+
+    async def _start(self, namespace: str, name: str, body: dict[str, Any]) -> None:
+        await asyncio.sleep(START_S)
+        image, now = body["spec"]["containers"][0]["image"], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        good = body["metadata"]["labels"].get(NAME) not in self.broken
+        ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such variable"}}
+        container = {"name": "worker", "image": image, "imageID": "", "restartCount": 0 if good else 9, "ready": good}
+        container |= {
+            "started": good,
+            "state": {"running": {"startedAt": now}} if good else {"waiting": {"reason": "CrashLoopBackOff"}},
+        }
+        if not good:
+            container["lastState"] = ended
+        status = {
+            "phase": "Running",
+            "podIP": "192.0.2.1",
+            "podIPs": [{"ip": "192.0.2.1"}],
+            "conditions": [
+                {"type": kind, "status": str(good), "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")
+            ],
+            "containerStatuses": [container],
+        }
+        await self._unless_gone("PATCH", f"{_path(namespace, 'pods')}/{name}/status", {"status": status}, STRATEGIC)
+
+    async def _unless_gone(self, method: str, path: str, body: Any, content: str = PLAIN) -> None:
+        try:
+            await self.api.send(method, path, body, content=content)
+        except RuntimeError as error:
+            if "404" not in str(error):
+                raise
+
+
+def _ready(body: dict[str, Any]) -> bool:
+    states = {each["type"]: each for each in (body.get("status") or {}).get("conditions") or ()}
+    ready = states.get("Ready") or {}
+    return ready.get("status") == "True" and ready.get("observedGeneration") == body["metadata"]["generation"]
+
+
+async def until(what: str, done: Callable[[], Any], *, timeout_s: float = 300.0) -> float:
+    """Seconds until `done`, which may be asked for asynchronously."""
+    begun = time.monotonic()
+    while True:
+        found = done()
+        if await found if asyncio.iscoroutine(found) else found:
+            return time.monotonic() - begun
+        if time.monotonic() - begun > timeout_s:
+            raise RuntimeError(f"{what}: not within {timeout_s:.0f} s")
+        await asyncio.sleep(0.2)
+
+
+async def all_ready(api: Api, namespace: str, names: set[str]) -> bool:
+    listed = await api.send("GET", _serves(namespace))
+    return names <= {body["metadata"]["name"] for body in listed["items"] if _ready(body)}
+
+
+class Trial:
+    """One cluster, from the first worker to the last figure."""
+
+    def __init__(self, plane: ControlPlane, api: Api, *, hostile: bool) -> None:
+        self.plane, self.api, self.hostile = plane, api, hostile
+        self.nodes = Nodes(api)
+        self.full = {f"full-{number}" for number in range(FULL)}
+        self.room = {f"room-{number}" for number in range(ROOM)}
+
+    async def run(self) -> dict[str, float]:
+        self.plane.kubectl.apply(*permissions())
+        for namespace in (GOOD, BAD):
+            await self.api.send("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+        priority = {"metadata": {"name": CLASS}, "value": 1000}
+        await self.api.send("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+        for each in (
+            node("full", "full", FULL),
+            node("room-a", "room", ON_NODE),
+            node("room-b", "room", ON_NODE),
+            node("tiny", "tiny", 1),
+        ):
+            await self.api.send("POST", "/api/v1/nodes", each)
+            await self.api.send(
+                "PATCH", f"/api/v1/nodes/{each['metadata']['name']}", {"spec": {"taints": None}}, content=STRATEGIC
+            )
+        watching = asyncio.create_task(self.nodes.watch())
+        await asyncio.sleep(0.5)
+        for name in sorted(self.full):
+            more = {"rollout": {"allowDowntime": True}, "pod": {"priorityClassName": CLASS}}
+            await self.api.send("POST", _serves(GOOD), model_serve(name, "full", **more))
+        for name in sorted(self.room):
+            await self.api.send("POST", _serves(GOOD), model_serve(name, "room", rollout={"onEviction": "SurgeFirst"}))
+        if self.hostile:
+            await self._settle_in()
+        operator = self._operator(OLD)
+        try:
+            await until("the tenant serves", lambda: all_ready(self.api, GOOD, self.full | self.room))
+            if self.hostile:
+                await until("the other serves", lambda: all_ready(self.api, BAD, {"breaks", "no-room"}))
+                for each in hostile_pods():
+                    await self.api.send("POST", _path(BAD, "pods"), each)
+                await until("its pods wait", lambda: sum(where == BAD for where, _ in self.nodes.pods) >= 7)
+            found = {"rollout": await self._rollout(), "drain": await self._drain()}
+            operator.stop()
+            kept = self.nodes.ready(BAD)
+            operator = self._operator(NEW)
+            found["update"] = await self._update()
+            if self.hostile:
+                lost = [name for name, pods in kept.items() if not pods <= self.nodes.ready(BAD)[name]]
+                print(f"  the other tenant's workers that ended: {lost or 'none'}", flush=True)
+                await self._tell()
+            return found
+        finally:
+            operator.stop()
+            watching.cancel()
+
+    def _operator(self, image: str) -> Operator:
+        settings = {"MODELSERVE_WORKER_IMAGE": image, "MODELSERVE_WORKER_POLICY": "Rolling"}
+        settings["MODELSERVE_ALLOWED"] = json.dumps(ALLOWED)
+        return Operator.start(self.plane, settings=settings)
+
+    async def _settle_in(self) -> None:
+        """The other tenant, as it is before it shows what it is."""
+        self.nodes.broken.add("never-ran")
+        foreign = {"parentRefs": [{"name": "web", "namespace": GOOD}], "hostnames": ["api.tenant-a.example"]}
+        for body in (
+            model_serve("a-million", "room", capacityBuffer={"replicas": 1_000_000}),
+            model_serve("breaks", "room"),
+            model_serve("foreign-host", "room", gateway=foreign),
+            model_serve("never-ran", "room"),
+            model_serve("no-room", "tiny"),
+        ):
+            await self.api.send("POST", _serves(BAD), body)
+
+    async def _rollout(self) -> float:
+        begun = time.monotonic()
+        for name in sorted(self.full):
+            await self.api.send(
+                "PATCH", f"{_serves(GOOD)}/{name}", {"spec": {"context": {"maxModelLen": 8192}}}, content=MERGE
+            )
+        await until("the rollout", lambda: all_ready(self.api, GOOD, self.full))
+        return time.monotonic() - begun
+
+    async def _drain(self) -> float:
+        leaves = max(("room-a", "room-b"), key=self.nodes.on)
+        begun = time.monotonic()
+        line = ("drain", leaves, "--delete-emptydir-data", "--force", "--timeout=300s")
+        await asyncio.to_thread(self.plane.kubectl.run, *line, timeout_s=310)
+        took = time.monotonic() - begun
+        self.plane.kubectl.run("uncordon", leaves)
+        await until("all Ready again", lambda: all_ready(self.api, GOOD, self.full | self.room))
+        return took
+
+    async def _update(self) -> float:
+        begun = time.monotonic()
+        broken = asyncio.create_task(self._break_when_it_moves())
+
+        async def moved() -> bool:
+            on_newer = all(self.nodes.tries(GOOD, name) for name in self.full | self.room)
+            return on_newer and await all_ready(self.api, GOOD, self.full | self.room)
+
+        await until("the update", moved, timeout_s=900)
+        took = time.monotonic() - begun
+        broken.cancel()
+        return took
+
+    async def _break_when_it_moves(self) -> None:
+        """A typo, at the worst moment."""
+        await until("a move", lambda: self.nodes.tries(BAD, "breaks"), timeout_s=3600)
+        await self.api.send(
+            "PATCH", f"{_serves(BAD)}/breaks", {"spec": {"plan": {"revision": "breaks-0000000000"}}}, content=MERGE
+        )
+
+    async def _tell(self) -> None:
+        for body in (await self.api.send("GET", _serves(BAD)))["items"]:
+            states = {each["type"]: each for each in body["status"]["conditions"]}
+            shown = states.get("Stalled") or states.get("Ready") or states["Planned"]
+            print(f"  {body['metadata']['name']:>12}: {shown['reason']}: {shown['message'][:90]}", flush=True)
+
+
+async def measure(*, hostile: bool) -> dict[str, float]:
+    with control_plane() as plane, controllers(plane):
+        async with Api.of(plane) as api:
+            return await Trial(plane, api, hostile=hostile).run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1, help="of both, one after the other; medians are compared")
+    options = parser.parse_args()
+    figures: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    for number in range(options.rounds):
+        for hostile in (False, True):
+            found = asyncio.run(measure(hostile=hostile))
+            figures[hostile].append(found)
+            shown = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in found.items())
+            print(f"round {number + 1}, {'hostile' if hostile else 'alone'}: {shown}", flush=True)
+    worst = 0.0
+    for what in figures[False][0]:
+        alone, beside = (statistics.median(each[what] for each in figures[hostile]) for hostile in (False, True))
+        worst = max(worst, beside / alone)
+        print(f"{what:>8}: alone {alone:6.1f} s, beside the hostile tenant {beside:6.1f} s: {beside / alone:.2f} x")
+    sys.exit(0 if worst <= MOST_RATIO else 1)
