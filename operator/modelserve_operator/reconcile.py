@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,18 +17,14 @@ from modelserve_operator.gathering.gather import Gatherer
 from modelserve_operator.learning.calibration import measurement
 from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.learning.speed_calibration import speed_factors
-from modelserve_operator.observed.inspection import seconds_left
-from modelserve_operator.observed.pod_health import patience_left
 from modelserve_operator.observed.snapshot import Observed, Pod, WorkerReport
 from modelserve_operator.planning.decision import Decision
-from modelserve_operator.planning.drafters import acceptance_of, waits_for_commits
-from modelserve_operator.planning.plan import decide, moving, waiting_to_move
+from modelserve_operator.planning.drafters import acceptance_of
+from modelserve_operator.planning.plan import decide
+from modelserve_operator.planning.wanted import moving, waiting_to_move
 from modelserve_operator.process.work_queue import Key
-from modelserve_operator.reasons import Reason
+from modelserve_operator.reconciliation import LOOKS, Reconciliation
 from modelserve_operator.reporting import resource_metrics
-from modelserve_operator.reporting.capacity_buffers import RefusedBuffer
-from modelserve_operator.reporting.conditions import View
-from modelserve_operator.reporting.routed import RefusedRoute
 from modelserve_operator.reporting.status import summarise, transitions
 from modelserve_operator.reporting.write_failures import (
     REFUSED_SECONDS,
@@ -40,9 +36,6 @@ from modelserve_operator.reporting.write_failures import (
 )
 from modelserve_operator.rollout import disruption
 from modelserve_operator.rollout.fleet import Limits, turn
-from modelserve_operator.rollout.next_step import RunningRevision, Step, kept, next_step
-from modelserve_operator.rollout.rivals import gives_away
-from modelserve_operator.rollout.running import known_revisions, replacements, running_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import surges_first
 from modelserve_operator.writing.apply import (
@@ -51,7 +44,6 @@ from modelserve_operator.writing.apply import (
     PredecessorError,
     StatusOvertakenError,
     UnfitError,
-    WriteError,
 )
 from modelserve_operator.writing.buffer_writer import CapacityBuffers
 from modelserve_operator.writing.children import Children
@@ -62,8 +54,16 @@ from modelserve_operator.writing.status_contest import StatusContestedError
 
 logger = logging.getLogger(__name__)
 
-PREDECESSOR_SECONDS, RIVALS_SECONDS = 2.0, 15.0
-NEXT_TURN_SECONDS, LOOKS_PER_SECOND = 15.0, 10  # whether a move to a newer worker may begin: of one, of all together
+PREDECESSOR_SECONDS = 2.0
+ReconcileStep = Callable[[Reconciliation], Awaitable[float | None]]
+
+
+class Ended(Exception):  # noqa: N818 - no error: the steps that are left have nothing to go on
+    """A step has found that the rest waits for another reconcile, in `again` seconds."""
+
+    def __init__(self, again: float) -> None:
+        super().__init__(again)
+        self.again = again
 
 
 class Reconciler:
@@ -76,76 +76,60 @@ class Reconciler:
         self._buffers = CapacityBuffers(applier, settings)
         self._routes = GatewayRoutes(applier)
         self._shared = shared
+        self._learning = asyncio.Lock()  # what is learned is one object for all ModelServes
         self._settings = settings
         self._halted = HaltedMoves(gatherer, applier, settings)
         self._admitted: dict[Key, str] = {}  # moves that the store may not show yet, and to which image
-        self._learning = asyncio.Lock()  # what is learned is one object for all ModelServes
+        self._steps: tuple[ReconcileStep, ...] = (
+            self._choose_pods_to_delete,
+            self._write_routes,
+            self._write_children,
+            self._spare_workers,
+            self._write_buffer,
+            self._explain_what_failed,
+            self._report,
+            self._raise_what_is_not_explained,
+        )
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring one ModelServe a step nearer to its spec. Raises KubeError for the queue to retry.
+        """Bring one ModelServe a step nearer to its spec: observe it, decide, and write, by `_steps` in their order.
 
-        Every write that fails is said in the status, and those that failed for good are tried again after a while.
-
-        1. gather: the object, its children, the pools, the workers' reports
-        2. decide: is the spec acceptable, what is the model, which revision is wanted
-        3. next_step: which revisions run with how many replicas, which one serves
-        4. apply: children first (the Service before an old revision goes), the status last
+        Returns seconds until it is to be reconciled again though nothing is heard of it, the least that a look
+        (`LOOKS`) or a step asks for; None: not at all. Every write that fails is said in the status. Those that failed
+        for good are tried again after a while; of another the error is raised, for the queue to back off.
         """
         observed = await self._gatherer.observe(key)
         if observed is None or observed.model_serve["metadata"].get("deletionTimestamp"):
-            resource_metrics.forget(*key)
-            self._applier.forget(key)
-            self._admitted.pop(key, None)
-            self._halted.note(key, None)
+            self._forget(key)
             return None  # the garbage collector deletes the children
         self._applier.note_retry(key, labels.annotation_of(observed.model_serve, labels.RETRY))
+        this = await self._decided(key, observed)
+        wanted = {look.__name__: look(this) for look in LOOKS}
+        try:
+            for step in self._steps:
+                wanted[step.__name__] = await step(this)
+        except Ended as end:
+            return end.again
+        again, why = min(((after, why) for why, after in wanted.items() if after is not None), default=(None, ""))
+        logger.debug("%s/%s is reconciled again in %s s: %s", *key, again, why)
+        return again
+
+    def _forget(self, key: Key) -> None:
+        resource_metrics.forget(*key)
+        self._applier.forget(key)
+        self._admitted.pop(key, None)
+        self._halted.note(key, None)
+
+    async def _decided(self, key: Key, observed: Observed) -> Reconciliation:
+        """What is wanted, and the next step there. Pods of others are asked for only where a step may lose to them."""
         decision = self._in_turn(key, decide(observed, self._settings), observed.now)
         await self._halted.tell()
-        replicas = _replicas(observed, decision)
-        running = running_revisions(
-            observed, replicas=replicas, rollout=decision.spec.rollout if decision.spec else None
-        )
-        step = _step(observed, decision, running, replicas=replicas)
-        target = decision.target
-        if target is not None and gives_away(step, running, target=target.hash, replicas=replicas or 0):
-            observed = replace(observed, rivals=await self._gatherer.pending_pods.rivals(observed, target))
-            step = _step(observed, decision, running, replicas=replicas)
-        await self._prefer_to_delete(observed, step, running)
-        delays = [_next_attempt(observed, running), patience_left(observed.pods, observed.now), observed.ask_again]
-        delays += [
-            seconds_left(observed, labels.inspection_name(observed.name, source.hash)) for source in decision.inspect
-        ]
-        if observed.rivals:  # no event tells when they go
-            delays.append(RIVALS_SECONDS)
-        if decision.accepted.reason == Reason.VOLUME_NOT_SHAREABLE:  # no event tells when the claim is made anew
-            delays.append(REFUSED_SECONDS)
-        delays.append(decision.turn.again)
-        if decision.move is not None:
-            delays.append(max(NEXT_TURN_SECONDS, len(self._gatherer.fleet()) / LOOKS_PER_SECOND))
-        refused_route = await self._routes.apply(observed, decision, step)
-        stays = refused_route is not None and refused_route.selects_others
-        failed = await self._children.apply(observed, decision, step, running, all_stay=stays)
-        delays.append(await self._hold(observed, replicas))
-        refused_buffer = await self._buffers.apply(observed, decision, running)
-        if refused_buffer is not None or refused_route is not None:
-            delays.append(REFUSED_SECONDS)
-        if isinstance(failed, PredecessorError):
-            logger.info("%s/%s waits for the garbage collector: %s", *key, failed)
-            return PREDECESSOR_SECONDS
-        failure = _explained(failed, now=observed.now)
-        if failure is not None and failure.delay is not None:
-            decision = _stalled_by(decision, failure)
-            delays.append(failure.delay)
-        try:
-            await self._report(observed, decision, step, running, failure, refused_buffer, refused_route)
-        except StatusOvertakenError as error:
-            logger.debug("%s/%s is reconciled again: %s", *key, error)
-            return 0.0
-        except StatusContestedError as error:
-            delays.append(error.delay)
-        if failed is not None and (failure is None or failure.delay is None):
-            raise failed
-        return min((delay for delay in delays if delay is not None), default=None)
+        fleet = len(self._gatherer.fleet()) if decision.move is not None else 0
+        this = Reconciliation(key, observed, decision, fleet)
+        if (exposed := this.exposed) is not None:
+            rivals = await self._gatherer.pending_pods.rivals(observed, exposed)
+            this.beside(replace(observed, rivals=rivals))
+        return this
 
     def _in_turn(self, key: Key, decision: Decision, now: datetime) -> Decision:
         """The decision with its move to another worker, where it may move now; nothing is awaited meanwhile."""
@@ -163,61 +147,71 @@ class Reconciler:
         self._admitted[key] = image
         return moving(decision)
 
-    async def _prefer_to_delete(self, observed: Observed, step: Step, running: Mapping[str, RunningRevision]) -> None:
+    async def _choose_pods_to_delete(self, this: Reconciliation) -> float | None:
         """Where a Deployment is about to shrink, have those of its pods go that have to leave their node anyway."""
-        if not surges_first(observed.model_serve):
-            return
-        shrinking = {
-            each for each, wanted in step.replicas.items() if each in running and running[each].replicas > wanted
-        }
-        for pod in observed.workers:
-            if pod.uid in observed.to_move and pod.plan_hash in shrinking:
-                await self._applier.prefer_to_delete(observed.namespace, pod.name)
+        if surges_first(this.observed.model_serve):
+            for pod in this.observed.workers:
+                if pod.uid in this.observed.to_move and pod.plan_hash in this.shrinking:
+                    await self._applier.prefer_to_delete(this.observed.namespace, pod.name)
+        return None
 
-    async def _hold(self, observed: Observed, replicas: int | None) -> float | None:
-        """Have autoscalers spare the workers that they should; what cannot be written stops nothing. Seconds until the
-        next try.
-        """
-        for pod, changed in disruption.changes(observed, replicas=replicas):
+    async def _write_routes(self, this: Reconciliation) -> float | None:
+        """Before the children: what a pool no longer selects may go."""
+        this.refused_route = await self._routes.apply(this.observed, this.decision, this.step)
+        return REFUSED_SECONDS if this.refused_route is not None else None
+
+    async def _write_children(self, this: Reconciliation) -> float | None:
+        """The Service before an old revision goes; what failed is explained once all else was tried."""
+        stays = this.refused_route is not None and this.refused_route.selects_others
+        this.failed = await self._children.apply(this.observed, this.decision, this.step, this.running, all_stay=stays)
+        return None
+
+    async def _spare_workers(self, this: Reconciliation) -> float | None:
+        """Have autoscalers spare the workers that they should; what cannot be written stops nothing."""
+        for pod, changed in disruption.changes(this.observed, replicas=this.replicas):
             try:
-                await self._applier.reannotate(Key(observed.namespace, pod.name), changed)
+                await self._applier.reannotate(Key(this.observed.namespace, pod.name), changed)
             except KubeError as error:
-                logger.info("%s/%s is not told to autoscalers: %s", observed.namespace, pod.name, error)
+                logger.info("%s/%s is not told to autoscalers: %s", this.observed.namespace, pod.name, error)
                 return REFUSED_SECONDS
         return None
 
-    async def _report(
-        self,
-        observed: Observed,
-        decision: Decision,
-        step: Step,
-        running: dict[str, RunningRevision],
-        failure: WriteFailure | None,
-        refused_buffer: RefusedBuffer | None,
-        refused_route: RefusedRoute | None,
-    ) -> None:
-        """Write the status and announce what is new in it."""
-        asked = _replicas(observed, decision)
-        desired = sum(revision.replicas for revision in running.values()) if asked is None else asked
-        view = View(
-            observed,
-            decision,
-            step,
-            running,
-            replicas=desired,
-            asked=asked,
-            revisions=known_revisions(observed),
-            refused_buffer=refused_buffer,
-            refused_route=refused_route,
-            write_failure=failure.finding if failure is not None and failure.delay is None else None,
-        )
+    async def _write_buffer(self, this: Reconciliation) -> float | None:
+        """Capacity that waits for more workers."""
+        this.refused_buffer = await self._buffers.apply(this.observed, this.decision, this.running)
+        return REFUSED_SECONDS if this.refused_buffer is not None else None
+
+    async def _explain_what_failed(self, this: Reconciliation) -> float | None:
+        """A child that could not be written, in words for the status; one of a predecessor has to go first."""
+        if isinstance(this.failed, PredecessorError):
+            logger.info("%s/%s waits for the garbage collector: %s", *this.key, this.failed)
+            raise Ended(PREDECESSOR_SECONDS)
+        this.failure = failure = _explained(this.failed, now=this.observed.now)
+        if failure is None or failure.delay is None:
+            return None
+        accepted = failure.finding if failure.of_spec else this.decision.accepted
+        stalled = this.decision.stalled or failure.finding
+        this.decision = replace(this.decision, accepted=accepted, stalled=stalled)
+        return failure.delay
+
+    async def _report(self, this: Reconciliation) -> float | None:
+        """Write the status, show and learn what is in it, and announce what is new."""
+        view, decision, observed = this.view, this.decision, this.observed
         status = summarise(view)
-        nothing_wanted = decision.rests and not running
-        resource_metrics.show(observed.namespace, observed.name, status, desired=0 if nothing_wanted else desired)
+        desired = 0 if decision.rests and not this.running else view.replicas
+        resource_metrics.show(*this.key, status, desired=desired)
         await self._learn(observed, decision, shown_speed(status))
-        if await self._applier.apply_status(observed.model_serve, status):
-            for transition in transitions(observed.model_serve.get("status") or {}, status, warnings=decision.warnings):
-                await self._applier.announce(observed.model_serve, transition)
+        try:
+            written = await self._applier.apply_status(observed.model_serve, status)
+        except StatusOvertakenError as error:
+            logger.debug("%s/%s is reconciled again: %s", *this.key, error)
+            raise Ended(0.0) from error
+        except StatusContestedError as error:
+            return error.delay
+        shown = observed.model_serve.get("status") or {}
+        for transition in transitions(shown, status, warnings=decision.warnings) if written else ():
+            await self._applier.announce(observed.model_serve, transition)
+        return None
 
     async def _learn(self, observed: Observed, decision: Decision, speed: list[dict[str, Any]]) -> None:
         """Remember what the workers of the wanted revision measured, and `speed` as the status shows it. A failure to
@@ -254,16 +248,14 @@ class Reconciler:
             except (KubeError, NameTakenError) as error:
                 logger.warning("what was measured is kept in memory only, until the next start: %s", error)
 
-
-def _measured(pod: Pod, report: WorkerReport | None) -> Iterator[tuple[Mapping[str, int], str]]:
-    """(bytes by term, release that measured) as a ready worker reports it, or one that found too little memory."""
-    if report is not None:
-        yield {term.name: term.measured_bytes for term in report.terms}, report.engine_version
-    elif pod.failure is not None:
-        yield pod.failure.measured, pod.failure.engine_version
+    async def _raise_what_is_not_explained(self, this: Reconciliation) -> float | None:
+        """A write that failed for the moment only is the queue's to try again."""
+        if this.failed is not None and (this.failure is None or this.failure.delay is None):
+            raise this.failed
+        return None
 
 
-def _explained(failed: WriteError | None, *, now: datetime) -> WriteFailure | None:
+def _explained(failed: Exception | None, *, now: datetime) -> WriteFailure | None:
     match failed:
         case NameTakenError():
             return name_taken(str(failed))
@@ -276,44 +268,9 @@ def _explained(failed: WriteError | None, *, now: datetime) -> WriteFailure | No
     return None
 
 
-def _stalled_by(decision: Decision, failure: WriteFailure) -> Decision:
-    """The decision, as far as a write that failed for good leaves it."""
-    accepted = failure.finding if failure.of_spec else decision.accepted
-    return replace(decision, accepted=accepted, stalled=decision.stalled or failure.finding)
-
-
-def _next_attempt(observed: Observed, running: Mapping[str, RunningRevision]) -> float | None:
-    """Seconds until the first revision that failed is tried again."""
-    due = [revision.record.retry_at for revision in running.values() if revision.record and revision.failing]
-    return max(0.0, (min(due) - observed.now).total_seconds()) + 0.1 if due else None
-
-
-def _replicas(observed: Observed, decision: Decision) -> int | None:
-    """As the spec says, or under one that is refused as the last accepted one said; None where that is not known."""
-    if decision.spec is not None:
-        return decision.spec.replicas
-    noted = (observed.model_serve.get("status") or {}).get("desiredReplicas")
-    return noted if isinstance(noted, int) else None
-
-
-def _step(observed: Observed, decision: Decision, running: dict[str, RunningRevision], *, replicas: int | None) -> Step:
-    serving, target = observed.selected, decision.target
-    if decision.spec is None:
-        selects_all = observed.service is not None and serving is None
-        return kept(running, serving=serving, selects_all=selects_all, replicas=replicas)
-    others = [each for plan_hash, each in known_revisions(observed).items() if plan_hash in running]
-    step = next_step(
-        target=target.hash if target else None,
-        running=running,
-        serving=serving,
-        replicas=decision.spec.replicas,
-        rollout=decision.spec.rollout,
-        replacement=replacements(others, target, selected=observed.selected) if target else {},
-        contested=bool(observed.rivals),
-    )
-    if target is None or step.replicas.get(target.hash, 0) <= 1 or not waits_for_commits(target, observed):
-        return step
-    # One pod asks the Hub which commit it is to serve; the others follow once it has told, so that all serve the same.
-    there = running[target.hash].replicas if target.hash in running else 0
-    alone = min(step.replicas[target.hash], max(1, there))
-    return replace(step, replicas={**step.replicas, target.hash: alone}, complete=False)
+def _measured(pod: Pod, report: WorkerReport | None) -> Iterator[tuple[Mapping[str, int], str]]:
+    """(bytes by term, release that measured) as a ready worker reports it, or one that found too little memory."""
+    if report is not None:
+        yield {term.name: term.measured_bytes for term in report.terms}, report.engine_version
+    elif pod.failure is not None:
+        yield pod.failure.measured, pod.failure.engine_version

@@ -100,7 +100,7 @@ def _objects(plane: ControlPlane) -> tuple[dict[str, Any], dict[str, Any]]:
     pool = Pool((("nvidia.com/gpu.product", "NVIDIA-H200"),), resources=(("nvidia.com/gpu", "8"),))
     plan = plan_for(spec, facts, Supply(pools=(pool,)))
     builder = RevisionBuilder(spec, "big", model_source(spec), facts, Settings(worker_image="worker:test"))
-    return buffer_template(owner, builder.planned(plan)), capacity_buffer(owner, spec.capacity_buffer, most=100)
+    return buffer_template(owner, builder.proposed(plan)), capacity_buffer(owner, spec.capacity_buffer, most=100)
 
 
 def _spec() -> Any:

@@ -112,7 +112,7 @@ def _revision(document: dict[str, Any], supply: Supply) -> Revision:
     assert facts is not None
     settings = Settings(worker_image="worker:test")
     builder = RevisionBuilder(spec, document["metadata"]["name"], model_source(spec), facts, settings)
-    return builder.planned(plan_for(spec, facts, supply))
+    return builder.proposed(plan_for(spec, facts, supply))
 
 
 @pytest.mark.parametrize(("name", "gpus", "product"), [("two", 2, None), ("small", 4, "NVIDIA-L4")])

@@ -62,7 +62,7 @@ def _revision(document: dict[str, Any] = DOCUMENT) -> Revision:
     assert facts is not None
     pool = Pool((("nvidia.com/gpu.product", "NVIDIA-H200"),), resources=(("nvidia.com/gpu", "8"),))
     plan = plan_for(spec, facts, Supply(pools=(pool,)))
-    made = RevisionBuilder(spec, "big", model_source(spec), facts, Settings(worker_image="worker:test")).planned(plan)
+    made = RevisionBuilder(spec, "big", model_source(spec), facts, Settings(worker_image="worker:test")).proposed(plan)
     return replace(made, number=1)
 
 

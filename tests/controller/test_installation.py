@@ -82,7 +82,7 @@ def _pod(facts: ModelFacts, settings: Settings, **spec: Any) -> tuple[str, dict[
     parsed = ModelServe.parse(document).spec
     plan = plan_for(parsed, facts, Supply())
     source = model_source(parsed)
-    revision = RevisionBuilder(parsed, "m", source, facts, settings).planned(plan)
+    revision = RevisionBuilder(parsed, "m", source, facts, settings).proposed(plan)
     return revision.hash, dict(revision.template["spec"])
 
 

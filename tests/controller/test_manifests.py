@@ -43,7 +43,7 @@ def _spec(**fields: Any) -> ModelServeSpec:
 
 def _revision(spec: ModelServeSpec, facts: ModelFacts) -> Revision:
     plan = plan_for(spec, facts, Supply(pools=(H200,)))
-    return RevisionBuilder(spec, "m", model_source(spec), facts, SETTINGS).planned(plan)
+    return RevisionBuilder(spec, "m", model_source(spec), facts, SETTINGS).proposed(plan)
 
 
 def _pod(spec: ModelServeSpec, facts: ModelFacts) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_tensor_parallel_pods_get_shared_memory_and_tolerate_the_gpu_taint(tiny_
     spec = _spec(accelerators={"nodeSelector": {"zone": "a"}}, parallelism={"tensor": 2})
     pool = Pool((*H200.labels, ("zone", "a")), resources=H200.resources)
     plan = plan_for(spec, tiny_facts, Supply(pools=(pool,)))
-    revision = RevisionBuilder(spec, "m", model_source(spec), tiny_facts, SETTINGS).planned(plan)
+    revision = RevisionBuilder(spec, "m", model_source(spec), tiny_facts, SETTINGS).proposed(plan)
     pod = revision.template["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"

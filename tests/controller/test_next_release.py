@@ -15,7 +15,7 @@ from pydantic import Field
 
 import modelserve.api.modelserve
 import modelserve.planning.report
-import modelserve_operator.planning.plan
+import modelserve_operator.planning.case
 import modelserve_operator.planning.revision_builder
 import modelserve_operator.revisions.imported
 import modelserve_operator.revisions.revision
@@ -58,7 +58,7 @@ class Releases:
         patch = self._patched.setattr
         patch(modelserve.api.modelserve, "ModelServeSpec", NextSpec)
         patch(modelserve_operator.revisions.spec_inputs, "ModelServeSpec", NextSpec)
-        patch(modelserve_operator.planning.plan, "ModelServe", NextModelServe)
+        patch(modelserve_operator.planning.case, "ModelServe", NextModelServe)
         patch(modelserve_operator.revisions.imported, "ModelServe", NextModelServe)
         patch(modelserve.planning.report, "PlanStatus", NextPlan)
         patch(modelserve_operator.revisions.revision, "PlanStatus", NextPlan)

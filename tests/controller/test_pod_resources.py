@@ -30,7 +30,7 @@ def _pod(facts: ModelFacts, **fields: Any) -> dict[str, Any]:
     spec = ModelServeSpec.model_validate({"model": {"uri": "pvc://weights/x"}, **fields})
     plan = plan_for(spec, facts, Supply(pools=(H200,)))
     settings = Settings(worker_image="worker:test")
-    revision = RevisionBuilder(spec, "m", model_source(spec), facts, settings).planned(plan)
+    revision = RevisionBuilder(spec, "m", model_source(spec), facts, settings).proposed(plan)
     return dict(revision.template["spec"])
 
 

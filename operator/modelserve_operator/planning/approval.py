@@ -10,43 +10,43 @@ from modelserve_operator.revisions.revision import Revision
 
 @dataclass(frozen=True)
 class Choice:
-    """`unknown`: an approval that names neither what is committed nor what is proposed."""
+    """`revision`: what runs; `unknown`: an approval that names neither what is committed nor what is proposed."""
 
-    committed: Revision | None
+    revision: Revision | None
     unknown: str | None = None
 
 
 def choose(
-    known: Iterable[Revision], offered: Iterable[Revision], *, approvals: Iterable[str], automatic: bool
+    committed: Iterable[Revision], proposed: Iterable[Revision], *, approvals: Iterable[str], automatic: bool
 ) -> Choice:
-    """`known`: revisions that were committed for this very spec; `offered`: what could be committed now, the first of
-    which takes no approval in mode Automatic.
+    """Of revisions that are committed for this very spec, and of those that could be, the one that runs. In mode
+    Automatic the first of what is proposed takes no approval.
 
     What was committed last stays, whatever nodes come and go, until an approval names another. An approval is a plan's
     hash, or a revision's where two share a plan: by the plan alone no new image or placement is approved.
     """
-    newest = committed_last(known := tuple(known))
-    offered = tuple(offered)
+    newest = latest(committed := tuple(committed))
+    proposed = tuple(proposed)
     unknown = None
     for approval in approvals:
         if newest is not None and names(approval, newest):
             return Choice(newest)
-        again = committed_last(revision for revision in known if names(approval, revision))
+        again = latest(revision for revision in committed if names(approval, revision))
         if again is not None:
             return Choice(again)
-        new = next((revision for revision in offered if names(approval, revision)), None)
+        new = next((revision for revision in proposed if names(approval, revision)), None)
         if new is not None:
             return Choice(new)
         unknown = unknown or approval
     if newest is not None:
-        differs = any(revision.runs != newest.runs for revision in offered)
+        differs = any(revision.runs != newest.runs for revision in proposed)
         return Choice(newest, unknown if differs else None)
-    return Choice(offered[0] if automatic and offered else None, unknown)
+    return Choice(proposed[0] if automatic and proposed else None, unknown)
 
 
-def committed_last(known: Iterable[Revision]) -> Revision | None:
+def latest(committed: Iterable[Revision]) -> Revision | None:
     """Of revisions of one spec, the one that runs until an approval names another."""
-    return max(known, key=lambda revision: revision.number, default=None)
+    return max(committed, key=lambda revision: revision.number, default=None)
 
 
 def names(approval: str, revision: Revision) -> bool:

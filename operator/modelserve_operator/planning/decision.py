@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
@@ -49,6 +49,10 @@ class Decision:
     warnings: tuple[Warn, ...] = ()  # what is amiss beside the spec, at the head of the Planned message
     stalled: Finding | None = None
     turn: Turn = STAYS  # of a committed plan to another one by itself
+
+    def warned(self, *warnings: Warn) -> Decision:
+        """The decision with more that is amiss."""
+        return replace(self, warnings=(*self.warnings, *warnings))
 
     @property
     def rests(self) -> bool:

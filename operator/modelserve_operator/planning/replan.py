@@ -47,55 +47,66 @@ STAYS = Turn()
 
 
 def replan(
-    spec: ModelServeSpec, committed: Revision, fresh: Revision | None, observed: Observed, *, approvals: Iterable[str]
+    spec: ModelServeSpec,
+    committed: Revision,
+    proposed: Revision | None,
+    observed: Observed,
+    *,
+    approvals: Iterable[str],
 ) -> Turn:
-    """`fresh`: what would be committed now, None where nothing fits; `approvals`: hashes that people approved."""
+    """`proposed`: what would be committed now, None where nothing fits; `approvals`: hashes that people approved."""
     policy, history = spec.plan.replan, observed.history
-    turn = Turn(lost=pools_gone(spec, committed, fresh, observed))
+    turn = Turn(lost=pools_gone(spec, committed, proposed, observed))
     if policy is None or spec.plan.mode != "Automatic" or any(names(each, committed) for each in approvals):
         return turn
     running = running_revisions(observed, replicas=spec.replicas, rollout=spec.rollout)
-    before = next((each for each in history.revisions if each.hash == committed.provenance.replanned_from), None)
-    if before is not None and not committed.undone and _stalls(running.get(committed.hash)):
-        serving = running.get(before.hash)
+    replaced = next((each for each in history.revisions if each.hash == committed.provenance.replanned_from), None)
+    if replaced is not None and not committed.undone and _stalls(running.get(committed.hash)):
+        serving = running.get(replaced.hash)
         if serving is not None and serving.ready:
-            old, new = (labels.revision_name(observed.name, each.hash) for each in (before, committed))
+            old, new = (labels.revision_name(observed.name, each.hash) for each in (replaced, committed))
             why = (
                 f"{new} stalls while {old} serves, so {old} is committed again. For these inputs of the plan nothing "
                 "is re-planned by itself any more; other plans are proposed."
             )
-            return replace(turn, commit=before, reason=Reason.REPLAN_UNDONE, why=why, undone=committed.hash, lost=None)
+            return replace(
+                turn, commit=replaced, reason=Reason.REPLAN_UNDONE, why=why, undone=committed.hash, lost=None
+            )
     inputs = committed.inputs.plan if committed.inputs is not None else None
     if any(each.undone and each.inputs is not None and each.inputs.plan == inputs for each in history.revisions):
         return turn
-    if fresh is None or same_plan(committed, fresh, spec):
+    if proposed is None or same_plan(committed, proposed, spec):
         return turn
     if turn.lost is not None:
         left = _left(policy, observed)
         if left > timedelta():
             return replace(turn, again=left.total_seconds())
-        return _commit(committed, fresh, observed, f"its pools have been gone for {policy.settle_seconds} s")
+        return _commit(committed, proposed, observed, f"its pools have been gone for {policy.settle_seconds} s")
     if policy.when == "Better" and _serves_alone(committed, running, observed):
-        gained = gain_percent(spec, committed.plan, fresh.plan)
-        if gained is not None and gained >= policy.least_gain_percent and committed.worker.image == fresh.worker.image:
+        gained = gain_percent(spec, committed.plan, proposed.plan)
+        if (
+            gained is not None
+            and gained >= policy.least_gain_percent
+            and committed.worker.image == proposed.worker.image
+        ):
             what = (
                 f"{_MEASURE[spec.objective or 'Throughput']} gain {gained:.0f} % (least {policy.least_gain_percent} %)"
             )
-            return _commit(committed, fresh, observed, what)
+            return _commit(committed, proposed, observed, what)
     return turn
 
 
-def _commit(committed: Revision, fresh: Revision, observed: Observed, reason: str) -> Turn:
+def _commit(committed: Revision, proposed: Revision, observed: Observed, reason: str) -> Turn:
     """The turn to today's plan; a revision of its hash that is kept keeps what it says of itself."""
-    kept = next((each for each in observed.history.revisions if each.hash == fresh.hash), None)
-    made = replace(fresh, provenance=replace(fresh.provenance, replanned_from=committed.hash))
-    old, new = (labels.revision_name(observed.name, each.hash) for each in (committed, fresh))
-    changes = "; ".join(plan_changes(committed.plan, fresh.plan)) or "other places for the same plan"
+    kept = next((each for each in observed.history.revisions if each.hash == proposed.hash), None)
+    made = replace(proposed, provenance=replace(proposed.provenance, replanned_from=committed.hash))
+    old, new = (labels.revision_name(observed.name, each.hash) for each in (committed, proposed))
+    changes = "; ".join(plan_changes(committed.plan, proposed.plan)) or "other places for the same plan"
     why = f"{new} replaces {old} by spec.plan.replan: {reason}. It changes: {changes}."
     return Turn(commit=kept or made, reason=Reason.REPLANNED, why=why)
 
 
-def pools_gone(spec: ModelServeSpec, committed: Revision, fresh: Revision | None, observed: Observed) -> str | None:
+def pools_gone(spec: ModelServeSpec, committed: Revision, proposed: Revision | None, observed: Observed) -> str | None:
     """Why pods of the committed plan cannot start any more: nothing there offers what they ask for.
 
     A product that the spec names may still come, from an autoscaler that publishes nothing: it counts as gone where
@@ -105,7 +116,7 @@ def pools_gone(spec: ModelServeSpec, committed: Revision, fresh: Revision | None
     if not plan.gpus_per_replica or any(_offers(each, plan) for each in offers_for(spec, observed.supply)):
         return None
     named = spec.accelerators.products if spec.accelerators and spec.accelerators.products else ()
-    if plan.accelerator in named and (fresh is None or fresh.plan.accelerator == plan.accelerator):
+    if plan.accelerator in named and (proposed is None or proposed.plan.accelerator == plan.accelerator):
         return None
     return (
         f"No node and no declared pool offers {placed_on(plan)} any more, which plan {plan.hash} is for: pods of it "

@@ -163,45 +163,45 @@ class RevisionBuilder:
     approved_by: str = ""
     assistant: AssistantFacts | None = None  # of a drafter that no release ships
 
-    def planned(self, plan: PlanStatus) -> Revision:
+    def proposed(self, plan: PlanStatus) -> Revision:
         """The revision that would run a plan of today, on the worker of today."""
         return self._built(plan, worker_of_today(self.spec, self.settings), planner=ENGINE_VERSION)
 
-    def carried(self, before: Revision) -> Revision:
-        """The plan of an earlier revision, whose inputs are the same, in pods as the spec has them now.
+    def with_plan_of(self, committed: Revision) -> Revision:
+        """The plan of a committed revision, whose inputs are the same, in pods as the spec has them now.
 
         Neither nodes nor calibration nor a newer worker come in by an edit that is about pods.
         """
-        same_image = self.follows_operator(before) and self.policy == "Proposed"
-        worker = before.worker if same_image else worker_of_today(self.spec, self.settings)
-        planner = before.provenance.planner if same_image else ENGINE_VERSION
-        return self._built(self._renamed(before.plan, planner), worker, planner=planner)
+        same_image = self.follows_operator(committed) and self.policy == "Proposed"
+        worker = committed.worker if same_image else worker_of_today(self.spec, self.settings)
+        planner = committed.provenance.planner if same_image else ENGINE_VERSION
+        return self._built(self._renamed(committed.plan, planner), worker, planner=planner)
 
-    def moved(self, before: Revision) -> Revision:
+    def moved(self, committed: Revision) -> Revision:
         """The revision on the worker of today: the image and the dialect of the settings change, and nothing else."""
         worker = worker_of_today(self.spec, self.settings)
-        plan = self._renamed(before.plan, ENGINE_VERSION)
-        revision_hash = labels.short_hash(["moved", before.hash, plan.hash, worker.image])
-        origin = before.provenance.moved_from
+        plan = self._renamed(committed.plan, ENGINE_VERSION)
+        revision_hash = labels.short_hash(["moved", committed.hash, plan.hash, worker.image])
+        origin = committed.provenance.moved_from
         return replace(
-            before,
+            committed,
             hash=revision_hash,
             plan=plan,
-            engine=in_dialect(before.engine, worker.release),
+            engine=in_dialect(committed.engine, worker.release),
             template=with_worker(
-                before.template, worker=worker, name=self.name, before=before.hash, after=revision_hash
+                committed.template, worker=worker, name=self.name, before=committed.hash, after=revision_hash
             ),
             worker=worker,
             provenance=replace(
                 self._provenance(ENGINE_VERSION),
-                moved_from=(before.hash, str(before.plan.hash), *origin)[:MOST_ORIGINS],
+                moved_from=(committed.hash, str(committed.plan.hash), *origin)[:MOST_ORIGINS],
             ),
             number=0,
         )
 
-    def follows_operator(self, before: Revision) -> bool:
+    def follows_operator(self, committed: Revision) -> bool:
         """Whether neither the revision nor the spec names an image of its own."""
-        return self.spec.image is None and "image" not in before.spec
+        return self.spec.image is None and "image" not in committed.spec
 
     @property
     def policy(self) -> WorkerPolicy:

@@ -12,7 +12,7 @@ from modelserve_operator.observed.pod_health import stuck
 from modelserve_operator.observed.snapshot import Observed, Pod
 from modelserve_operator.observed.terminal_failure import FailureRecord
 from modelserve_operator.planning.decision import Decision, Finding
-from modelserve_operator.planning.plan import proposal_text
+from modelserve_operator.planning.wanted import proposal_text
 from modelserve_operator.reasons import ConditionType, Reason
 from modelserve_operator.reporting.capacity_buffers import RefusedBuffer, buffered
 from modelserve_operator.reporting.routed import RefusedRoute, routed

@@ -52,11 +52,11 @@ class History:
         """The revision NAME-HASH."""
         return next((each for each in self.revisions if name.endswith(f"-{each.hash}")), None)
 
-    def of(self, spec: ModelServeSpec) -> tuple[Revision, ...]:
+    def committed_for(self, spec: ModelServeSpec) -> tuple[Revision, ...]:
         """Revisions that were committed for this very spec, each compared under the algorithm of its own hashes."""
         return tuple(each for each in self.revisions if each.inputs is not None and each.inputs == each.inputs.of(spec))
 
-    def planned_for(self, spec: ModelServeSpec) -> Revision | None:
+    def committed_for_plan_of(self, spec: ModelServeSpec) -> Revision | None:
         """The last revision whose plan was made from what this spec says of plans, whatever it says of pods."""
         found = (r for r in self.revisions if r.inputs is not None and r.inputs.plan == r.inputs.of(spec).plan)
         return max(found, key=lambda revision: revision.number, default=None)
@@ -71,7 +71,7 @@ class History:
         ]
         return max(told)[1] if told else ""
 
-    def committed(self, revision: Revision) -> Revision:
+    def as_last(self, revision: Revision) -> Revision:
         """The revision as the one that was committed last: with the largest number."""
         last = self.last_number
         return revision if revision.number == last > 0 else replace(revision, number=last + 1)

@@ -13,7 +13,7 @@ from modelserve_operator.revisions.revision import Revision
 from modelserve_operator.rollout.next_step import Exchange, Replacement, RunningRevision
 
 
-def known_revisions(observed: Observed) -> dict[str, Revision]:
+def committed_revisions(observed: Observed) -> dict[str, Revision]:
     """Committed revisions by hash."""
     return {revision.hash: revision for revision in observed.revisions}
 

@@ -14,8 +14,9 @@ from modelserve.units import GIB
 from modelserve_operator import labels
 from modelserve_operator.observed.snapshot import Observed
 from modelserve_operator.planning.decision import Decision
-from modelserve_operator.planning.plan import approve_command, decide
+from modelserve_operator.planning.plan import decide
 from modelserve_operator.planning.replan import same_plan
+from modelserve_operator.planning.wanted import approve_command
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revisions.revision import Revision
 from modelserve_operator.settings import Settings

@@ -34,7 +34,7 @@ from modelserve_operator.observed.snapshot import Observed
 from modelserve_operator.planning.decision import Decision
 from modelserve_operator.revisions.revision import Revision
 from modelserve_operator.rollout.next_step import RunningRevision, Step
-from modelserve_operator.rollout.running import known_revisions
+from modelserve_operator.rollout.running import committed_revisions
 from modelserve_operator.settings import Settings
 from modelserve_operator.sources import ModelSource
 from modelserve_operator.writing.apply import WRITE_ERRORS, Applier, NameTakenError, WriteError
@@ -156,8 +156,8 @@ class Children:
         self, observed: Observed, decision: Decision, step: Step, running: dict[str, RunningRevision]
     ) -> list[tuple[str, int, Part]]:
         """Each revision that runs or should, by how many replicas it grows, and the part that writes it."""
-        known = known_revisions(observed)
-        revisions = known | ({decision.target.hash: decision.target} if decision.target is not None else {})
+        committed = committed_revisions(observed)
+        revisions = committed | ({decision.target.hash: decision.target} if decision.target is not None else {})
 
         # What shrinks goes first: it makes the room for what grows.
         def growth(plan_hash: str) -> int:
@@ -211,10 +211,10 @@ class Children:
 
     async def _prune(self, observed: Observed, decision: Decision, step: Step) -> None:
         """Delete revisions that are over, and inspections of models that the spec no longer names."""
-        known = known_revisions(observed)
+        committed = committed_revisions(observed)
         for body in observed.deployments:
             ended = labels.label_of(body, labels.PLAN_HASH) or ""
-            lost = ended not in known and step.replicas.get(ended) == 0  # nothing to apply it from any more
+            lost = ended not in committed and step.replicas.get(ended) == 0  # nothing to apply it from any more
             if ended in step.delete or lost:
                 await self._applier.delete(DEPLOYMENT, body)
         kept = {*step.replicas, step.serve, decision.target.hash if decision.target else None}
