@@ -36,6 +36,7 @@ class FaultyApi:
     def __init__(self, kubeconfig: Path) -> None:
         self.fault = Fault.NONE
         self.answered: dict[int, int] = dict.fromkeys(_REASONS, 0)  # errors that were made up, by status
+        self.watched: set[str] = set()  # resources of which a watch has begun, by their plural
         self.url = ""
         self._upstream, self._tls = _credentials(kubeconfig)
         self._reads = itertools.cycle((429, None, 500, None))
@@ -87,6 +88,7 @@ class FaultyApi:
             response.content_type = answer.content_type
             await response.prepare(request)
             if watches:
+                self.watched.add(request.path.rpartition("/")[2])
                 await self._pass_events(answer, response)
             else:
                 await response.write(await answer.read())
