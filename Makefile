@@ -1,11 +1,13 @@
 # Commands for people and for CI. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test unit e2e check crds image-model karpenter
+.PHONY: help install demo demo-down test test-long unit e2e check crds image-model karpenter
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed.stamp
 UV_VERSION := 0.13.9
+REPORTS := .ci/reports
+EXAMPLES := short
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,16 +30,20 @@ demo: install ## Start a real Kubernetes, deploy a small Gemma 4, show its plan,
 demo-down: ## Remove the demo, its cluster and everything they created
 	@if test -x $(BIN)/python; then $(BIN)/python tests/cluster/demo.py down; else echo "nothing is installed here"; fi
 
-test: ## Run every test, the end-to-end ones on the real Kubernetes
-	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory e2e
+# The second mostly waits. What each writes is shown when it has ended.
+test: ## Run every test, the end-to-end ones on the real Kubernetes beside the others
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit e2e
 
+test-long: ## Run every test, properties on all their examples, and compile every launch of a kernel
+	@$(MAKE) --no-print-directory EXAMPLES=long test
+
+# With the lower priority: what an end-to-end test waits for has a time-out.
 unit: install
 	@$(BIN)/python tests/cluster/cluster.py build
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not e2e"
+	nice -n 10 $(BIN)/pytest -n 2 --dist worksteal -m "not e2e" --hypothesis-profile=$(EXAMPLES) --durations=40 --junitxml=$(REPORTS)/unit.xml
 
 e2e: install
-	$(BIN)/pytest -m e2e
+	$(BIN)/pytest -m e2e --durations=20 --junitxml=$(REPORTS)/e2e.xml
 
 check: install ## Run ruff, mypy and the import contracts
 	$(BIN)/ruff check .

@@ -31,11 +31,19 @@ def _status(layout: Layout) -> int:
 
 
 def _build() -> None:
-    """Prepare all that `up` needs, where the cluster can run at all: tests skip it with the same words elsewhere."""
+    """Prepare all that `up` needs, where the cluster can run at all: tests skip it with the same words elsewhere.
+
+    And the tools of tests without a cluster, so that no test's time is that of a build.
+    """
     if obstacles := lifecycle.obstacles():
         _progress("the local cluster cannot run here: " + "; ".join(obstacles))
     else:
         lifecycle.prepare(_progress)
+    for name in ("helm", "promtool", "gitops"):
+        try:
+            require_tool(name, _progress)
+        except ClusterError as error:
+            _progress(f"tests that need {name} are skipped: {error}")
 
 
 def _images() -> None:

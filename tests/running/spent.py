@@ -107,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked.table.write_text(write_table(recorded(table, reports, there)))
         return 0
     found = problems(table, reports)
-    print("\n".join(found))
+    for line in found:
+        print(line)
     return 1 if found else 0
 
 
