@@ -23,8 +23,8 @@ from modelserve_operator.planning.drafters import acceptance_of
 from modelserve_operator.planning.plan import decide
 from modelserve_operator.planning.wanted import moving, waiting_to_move
 from modelserve_operator.process.work_queue import Key
-from modelserve_operator.reconciliation import LOOKS, Reconciliation
 from modelserve_operator.reporting import resource_metrics
+from modelserve_operator.reporting.reconciliation import LOOKS, Reconciliation
 from modelserve_operator.reporting.status import summarise, transitions
 from modelserve_operator.reporting.write_failures import (
     REFUSED_SECONDS,
@@ -196,9 +196,8 @@ class Reconciler:
 
     async def _report(self, this: Reconciliation) -> float | None:
         """Write the status, show and learn what is in it, and announce what is new."""
-        view, decision, observed = this.view, this.decision, this.observed
-        status = summarise(view)
-        desired = 0 if decision.rests and not this.running else view.replicas
+        decision, observed, status = this.decision, this.observed, summarise(this)
+        desired = 0 if decision.rests and not this.running else this.desired
         resource_metrics.show(*this.key, status, desired=desired)
         await self._learn(observed, decision, shown_speed(status))
         try:

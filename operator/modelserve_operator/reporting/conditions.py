@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from modelserve.units import GIB
 from modelserve_operator import labels
 from modelserve_operator.observed.denials import denial
 from modelserve_operator.observed.pod_health import stuck
-from modelserve_operator.observed.snapshot import Observed, Pod
+from modelserve_operator.observed.snapshot import Pod
 from modelserve_operator.observed.terminal_failure import FailureRecord
-from modelserve_operator.planning.decision import Decision, Finding
+from modelserve_operator.planning.decision import Finding
 from modelserve_operator.planning.wanted import proposal_text
 from modelserve_operator.reasons import ConditionType, Reason
-from modelserve_operator.reporting.capacity_buffers import RefusedBuffer, buffered
-from modelserve_operator.reporting.routed import RefusedRoute, routed
-from modelserve_operator.revisions.revision import Revision
+from modelserve_operator.reporting.capacity_buffers import buffered
+from modelserve_operator.reporting.reconciliation import Reconciliation
+from modelserve_operator.reporting.routed import routed
 from modelserve_operator.rollout import rivals
-from modelserve_operator.rollout.next_step import RunningRevision, Step
 
 
-@dataclass(frozen=True)
-class View:
-    """Everything the status is computed from, of one moment."""
-
-    observed: Observed
-    decision: Decision
-    step: Step
-    running: dict[str, RunningRevision]
-    replicas: int
-    asked: int | None = None  # by the last accepted spec, where that is known
-    revisions: Mapping[str, Revision] = field(default_factory=dict)  # committed, by hash
-    refused_buffer: RefusedBuffer | None = None
-    refused_route: RefusedRoute | None = None
-    write_failure: Finding | None = None  # of a write that is tried again at once
-
-    @property
-    def revision(self) -> Revision | None:
-        """What the conditions speak of: the wanted revision or, while none is decided on, the one that serves."""
-        return self.decision.target or self.revisions.get(self.step.serve or "")
-
-    @property
-    def target(self) -> RunningRevision | None:
-        """That revision as it runs now."""
-        revision = self.revision
-        return self.running.get(revision.hash, RunningRevision(revision.hash, 0)) if revision is not None else None
-
-    @property
-    def target_pods(self) -> tuple[Pod, ...]:
-        return self.observed.pods_of(self.revision.hash) if self.revision is not None else ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether it runs as it should."""
-        target = self.target
-        if self.decision.target is not None or target is None:
-            return self.step.complete
-        return target.stays >= self.replicas == target.replicas
-
-    @property
-    def serving_ready(self) -> int:
-        """Workers that the Service sends requests to, by its EndpointSlices."""
-        return len(self.observed.endpoints & {pod.uid for pod in self.observed.pods})
-
-
-def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
+def conditions(view: Reconciliation) -> Iterator[tuple[ConditionType, Finding]]:
     """All conditions that exist now, in a fixed order; Reconciling and Stalled only while true."""
     stalled = _stalled(view)
     capacity = _capacity(view)
@@ -93,7 +47,7 @@ def conditions(view: View) -> Iterator[tuple[ConditionType, Finding]]:
         yield ConditionType.RECONCILING, Finding(True, ready.reason, ready.message)
 
 
-def _settled(view: View) -> bool:
+def _settled(view: Reconciliation) -> bool:
     """Whether there is nothing to be ready: tools that have no Ready condition to look at take the object for current.
 
     So it is with previews, and with a plan that waits for its first approval, unless something runs beside them.
@@ -101,18 +55,18 @@ def _settled(view: View) -> bool:
     return view.decision.rests and not view.running
 
 
-def _stalled(view: View) -> Finding | None:
+def _stalled(view: Reconciliation) -> Finding | None:
     decided, worker = view.decision.stalled, _stalled_worker(view)
     if decided is None or worker is None:
         return worker if decided is None else Finding(True, decided.reason, decided.message)
     return Finding(True, decided.reason, f"{decided.message.rstrip('.')}. Besides: {worker.message}")
 
 
-def _stalled_worker(view: View) -> Finding | None:
+def _stalled_worker(view: Reconciliation) -> Finding | None:
     target = view.target
     if target is None:
         return None
-    short = target.ready < view.replicas
+    short = target.ready < view.desired
     if short and target.record is not None and not (target.record.trying and target.fresh):
         return Finding(True, target.record.failure.reason, _failed_message(view, target.record))
     hanging = stuck(view.target_pods, view.observed.now)
@@ -125,7 +79,7 @@ def _stalled_worker(view: View) -> Finding | None:
     return None
 
 
-def _lost(view: View) -> Finding | None:
+def _lost(view: Reconciliation) -> Finding | None:
     """Where pods of the committed plan can never start again, with what would have them do so."""
     lost, proposed = view.decision.turn.lost, view.decision.proposed
     if lost is None or view.decision.target is None:
@@ -138,7 +92,7 @@ def _lost(view: View) -> Finding | None:
     return Finding(True, Reason.POOLS_GONE, f"{lost}. {remedy}")
 
 
-def _failed_message(view: View, record: FailureRecord) -> str:
+def _failed_message(view: Reconciliation, record: FailureRecord) -> str:
     """What failed, what stays, and when it is tried again. It changes with attempts, not with time."""
     count = "once" if record.attempts <= 1 else f"{record.attempts} times in a row"
     again = f"next attempt at {record.retry_at:%Y-%m-%dT%H:%M:%SZ}, or at once when annotation {labels.RETRY} changes"
@@ -149,7 +103,7 @@ def _failed_message(view: View, record: FailureRecord) -> str:
     return f"{cause}. Failed {count}; ready workers of {name} stay, it does not grow; {again}."
 
 
-def _capacity(view: View) -> Finding:
+def _capacity(view: Reconciliation) -> Finding:
     target = view.target
     reason = view.decision.planned.reason if view.decision.planned.ok is False else Reason.NOT_REQUESTED
     lacking = reason in (Reason.DOES_NOT_FIT, Reason.NO_ACCELERATORS)
@@ -168,15 +122,15 @@ def _capacity(view: View) -> Finding:
         queued = sum(pod.queued for pod in gated)
         if queued:
             message = (
-                f"{queued} of {view.replicas} pods wait in Kueue's queue {_queue(view)} for quota: {gated[0].gated}"
+                f"{queued} of {view.desired} pods wait in Kueue's queue {_queue(view)} for quota: {gated[0].gated}"
             )
             return Finding(False, Reason.WAITING_FOR_QUOTA, message)
-        message = f"{len(gated)} of {view.replicas} pods wait for their scheduling gates: {gated[0].gated}"
+        message = f"{len(gated)} of {view.desired} pods wait for their scheduling gates: {gated[0].gated}"
         return Finding(False, Reason.SCHEDULING_GATED, message)
     pending = [pod for pod in view.target_pods if pod.unschedulable is not None]
     if pending:
         product = view.revision.plan.accelerator if view.revision is not None else ""
-        message = f"{len(pending)} of {view.replicas} pods wait for a node with {product}: {pending[0].unschedulable}"
+        message = f"{len(pending)} of {view.desired} pods wait for a node with {product}: {pending[0].unschedulable}"
         if view.decision.target and view.decision.proposed:
             proposal = proposal_text(view.observed.name, view.decision.target, view.decision.proposed)
             message = f"{message.rstrip('.')}. {proposal}"
@@ -186,13 +140,13 @@ def _capacity(view: View) -> Finding:
     return Finding(True, Reason.CAPACITY_SUFFICIENT, "Every pod that should run has a node.")
 
 
-def _queue(view: View) -> str:
+def _queue(view: Reconciliation) -> str:
     """Name of the LocalQueue that the spec puts its pods into."""
     spec = view.decision.spec
     return (spec.pod.labels.get(labels.QUEUE_NAME) if spec is not None else None) or "(not named in spec.pod.labels)"
 
 
-def _blocked_message(view: View) -> str:
+def _blocked_message(view: Reconciliation) -> str:
     pending = next((pod.unschedulable for pod in view.target_pods if pod.unschedulable), None)
     why = pending or "rollout.maxSurge is 0 and rollout.allowDowntime is false"
     remedy = "add room for one more pod, or set rollout.allowDowntime to true"
@@ -203,33 +157,33 @@ def _blocked_message(view: View) -> str:
     return f"The old revision {view.step.serve} stays: {why}; {remedy}."
 
 
-def _weights(view: View) -> Finding:
+def _weights(view: Reconciliation) -> Finding:
     idle = _idle(view)
     if idle is not None:
         return idle
     # A worker that was once asked for its plan has loaded; readiness may come and go afterwards.
     loaded = sum(pod.ready or pod.uid in view.observed.reports for pod in view.target_pods)
-    if loaded >= view.replicas:
+    if loaded >= view.desired:
         return Finding(True, Reason.LOADED, f"{loaded} workers have loaded the model.")
-    return Finding(False, Reason.LOADING, f"{loaded} of {view.replicas} workers have loaded the model.")
+    return Finding(False, Reason.LOADING, f"{loaded} of {view.desired} workers have loaded the model.")
 
 
-def _workers(view: View, *, about: Pod | None = None) -> Finding:
+def _workers(view: Reconciliation, *, about: Pod | None = None) -> Finding:
     """`about`: the pod whose trouble is told; the first that has any by default."""
     idle = _idle(view)
     if idle is not None:
         return idle
     ready = sum(pod.ready for pod in view.target_pods)
-    if ready >= view.replicas:
+    if ready >= view.desired:
         reduced = _reduced_context(view)
         reason = Reason.CONTEXT_REDUCED if reduced else Reason.ALL_READY
-        return Finding(True, reason, f"{ready} of {view.replicas} workers are ready.{reduced}{_unheard(view)}")
+        return Finding(True, reason, f"{ready} of {view.desired} workers are ready.{reduced}{_unheard(view)}")
     told = (about,) if about is not None else view.target_pods
     trouble = next((f" Pod {pod.name}, {pod.trouble}" for pod in told if pod.trouble), "")
-    return Finding(False, Reason.STARTING, f"{ready} of {view.replicas} workers are ready.{trouble}")
+    return Finding(False, Reason.STARTING, f"{ready} of {view.desired} workers are ready.{trouble}")
 
 
-def _unheard(view: View) -> str:
+def _unheard(view: Reconciliation) -> str:
     """What is not known where ready workers cannot be asked."""
     silent = [pod.name for pod in view.target_pods if pod.uid in view.observed.silent]
     if not silent:
@@ -240,7 +194,7 @@ def _unheard(view: View) -> str:
     )
 
 
-def _reduced_context(view: View) -> str:
+def _reduced_context(view: Reconciliation) -> str:
     """What is lost where a ready worker serves a shorter context than planned; empty where none does."""
     plan = view.revision.plan if view.revision is not None else None
     reports = [view.observed.reports[pod.uid] for pod in view.target_pods if pod.uid in view.observed.reports]
@@ -258,39 +212,37 @@ def _reduced_context(view: View) -> str:
     )
 
 
-def _idle(view: View) -> Finding | None:
+def _idle(view: Reconciliation) -> Finding | None:
     """Why there are no workers to speak of."""
     target = view.target
     if target is None:
         return Finding(None, Reason.NOT_REQUESTED, "No plan is committed, so no worker is wanted.")
-    if view.replicas == 0:
+    if view.desired == 0:
         return Finding(True, Reason.SCALED_TO_ZERO, "spec.replicas is 0.")
-    if target.failing and target.record is not None and target.ready < view.replicas:
-        message = (
-            f"{target.ready} of {view.replicas} workers are ready; growth stopped: {target.record.failure.message}"
-        )
+    if target.failing and target.record is not None and target.ready < view.desired:
+        message = f"{target.ready} of {view.desired} workers are ready; growth stopped: {target.record.failure.message}"
         return Finding(False, Reason.STOPPED, message)
     return None
 
 
-def _available(view: View) -> Finding:
+def _available(view: Reconciliation) -> Finding:
     ready = view.serving_ready
     if ready:
         of = "both revisions" if view.step.shared else f"revision {view.step.serve}"
         return Finding(True, Reason.SERVING, f"{ready} workers of {of} take requests.")
-    if view.replicas == 0 and view.decision.spec is not None:
+    if view.desired == 0 and view.decision.spec is not None:
         return Finding(False, Reason.SCALED_TO_ZERO, "No worker takes requests.")
     waiting = sum(pod.ready for pod in view.observed.workers)
     why = f": {waiting} are ready, but Service {view.observed.name} has no endpoint of theirs" if waiting else ""
     return Finding(False, Reason.NOT_SERVING, f"No worker takes requests{why}.")
 
 
-def _surplus_message(view: View) -> str:
+def _surplus_message(view: Reconciliation) -> str:
     waits = (pod for pod in view.target_pods if not pod.ready)
     return next((f"pod {pod.name}, {why}" for pod in waits if (why := pod.unschedulable or pod.trouble)), "wait.")
 
 
-def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: Finding) -> Finding:
+def _ready(view: Reconciliation, *, stalled: Finding | None, workers: Finding, capacity: Finding) -> Finding:
     planned = view.decision.planned
     if stalled is not None:
         return Finding(False, stalled.reason, stalled.message)
@@ -298,15 +250,15 @@ def _ready(view: View, *, stalled: Finding | None, workers: Finding, capacity: F
         return Finding(False, planned.reason, planned.message)
     if view.write_failure is not None:
         return view.write_failure
-    if view.complete and view.serving_ready < view.replicas:
-        message = f"{view.serving_ready} of {view.replicas} workers are behind Service {view.observed.name}."
+    if view.complete and view.serving_ready < view.desired:
+        message = f"{view.serving_ready} of {view.desired} workers are behind Service {view.observed.name}."
         return Finding(False, Reason.ROLLING_OUT, message)
     if view.complete and view.target is not None and view.target.surplus_unready:
         message = f"Its Deployment replaces pods, and a new one is not ready: {_surplus_message(view)}"
         return Finding(False, Reason.ROLLING_OUT, message)
     if view.complete:
         revision = labels.revision_name(view.observed.name, view.revision.hash)
-        reason = Reason.SCALED_TO_ZERO if view.replicas == 0 else Reason.ROLLED_OUT
+        reason = Reason.SCALED_TO_ZERO if view.desired == 0 else Reason.ROLLED_OUT
         return Finding(True, reason, f"Revision {revision} is rolled out: {workers.message}")
     if capacity.ok is False:
         return Finding(False, capacity.reason, capacity.message)

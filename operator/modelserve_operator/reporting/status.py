@@ -1,4 +1,4 @@
-"""The whole status of a ModelServe from one View, and the transitions worth an Event. Pure."""
+"""The whole status of a ModelServe from one Reconciliation, and the transitions worth an Event. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from modelserve_operator.learning.speed_calibration import speed_calibration
 from modelserve_operator.observed.snapshot import Body, Transition
 from modelserve_operator.planning.decision import Finding, Warn
 from modelserve_operator.reasons import ConditionType, Phase, Reason
-from modelserve_operator.reporting.conditions import View, conditions
+from modelserve_operator.reporting.conditions import conditions
+from modelserve_operator.reporting.reconciliation import Reconciliation
 
 MESSAGE_LIMIT = 2048
 _TEXT = {True: "True", False: "False", None: "Unknown"}
 
 
-def summarise(view: View) -> dict[str, Any]:
+def summarise(view: Reconciliation) -> dict[str, Any]:
     """`status` in full: what is not in it is not true. Conditions keep their transition time until they flip."""
     observed, decision = view.observed, view.decision
     found = dict(conditions(view))
@@ -35,8 +36,8 @@ def summarise(view: View) -> dict[str, Any]:
         "readyReplicas": len(serving),
         "selector": labels.selector_text(observed.name),
     }
-    if view.asked is not None:
-        status["desiredReplicas"] = view.asked
+    if view.replicas is not None:
+        status["desiredReplicas"] = view.replicas
     if observed.service is not None:
         status["url"] = f"http://{observed.name}.{observed.namespace}.svc/v1"
     previewed = decision.plan if decision.planned.reason == Reason.PLAN_PREVIEWED else None
@@ -75,7 +76,7 @@ def summarise(view: View) -> dict[str, Any]:
     return status
 
 
-def _speed(view: View, revision: str | None) -> tuple[CalibrationSpeed, ...]:
+def _speed(view: Reconciliation, revision: str | None) -> tuple[CalibrationSpeed, ...]:
     """What the workers of the wanted revision measured of their steps; nothing while another one serves."""
     observed, target, facts = view.observed, view.decision.target, view.decision.facts
     if target is None or facts is None or view.step.serve != target.hash:
@@ -91,7 +92,7 @@ def _speed(view: View, revision: str | None) -> tuple[CalibrationSpeed, ...]:
     )
 
 
-def _serving_plan(view: View) -> PlanStatus | None:
+def _serving_plan(view: Reconciliation) -> PlanStatus | None:
     """The plan of the revision behind the Service: what its workers were promised."""
     revision = view.revisions.get(view.step.serve or "")
     return revision.plan if revision else None

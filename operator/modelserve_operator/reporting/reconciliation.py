@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from modelserve_operator import labels
 from modelserve_operator.observed.inspection import seconds_left
 from modelserve_operator.observed.pod_health import patience_left
-from modelserve_operator.observed.snapshot import Observed
-from modelserve_operator.planning.decision import Decision
+from modelserve_operator.observed.snapshot import Observed, Pod
+from modelserve_operator.planning.decision import Decision, Finding
 from modelserve_operator.planning.drafters import waits_for_commits
 from modelserve_operator.process.work_queue import Key
 from modelserve_operator.reasons import Reason
 from modelserve_operator.reporting.capacity_buffers import RefusedBuffer
-from modelserve_operator.reporting.conditions import View
 from modelserve_operator.reporting.routed import RefusedRoute
 from modelserve_operator.reporting.write_failures import REFUSED_SECONDS, WriteFailure
 from modelserve_operator.revisions.revision import Revision
@@ -31,7 +30,7 @@ NEXT_TURN_SECONDS, LOOKS_PER_SECOND = 15.0, 10  # whether a move to a newer work
 
 @dataclass
 class Reconciliation:
-    """Read by the steps of the reconciler, each of which leaves here what later ones need.
+    """Steps of the reconciler read it, and leave here what later ones and the status need.
 
     `fleet`: how many ModelServes there are; `failed`: what the first child that could not be written met, `failure` in
     words for the status.
@@ -79,22 +78,48 @@ class Reconciliation:
         return {each for each in wanted if each in self.running and self.running[each].replicas > wanted[each]}
 
     @property
-    def view(self) -> View:
-        """What the status is computed from."""
-        running = sum(revision.replicas for revision in self.running.values())
-        at_once = self.failure is not None and self.failure.delay is None
-        return View(
-            self.observed,
-            self.decision,
-            self.step,
-            self.running,
-            replicas=running if self.replicas is None else self.replicas,
-            asked=self.replicas,
-            revisions=committed_revisions(self.observed),
-            refused_buffer=self.refused_buffer,
-            refused_route=self.refused_route,
-            write_failure=self.failure.finding if self.failure is not None and at_once else None,
-        )
+    def desired(self) -> int:
+        """Workers that are wanted: where that is not known, as many as there are."""
+        there = sum(revision.replicas for revision in self.running.values())
+        return there if self.replicas is None else self.replicas
+
+    @property
+    def revisions(self) -> dict[str, Revision]:
+        """Committed ones, by hash."""
+        return committed_revisions(self.observed)
+
+    @property
+    def write_failure(self) -> Finding | None:
+        """Of a write that is tried again at once."""
+        return self.failure.finding if self.failure is not None and self.failure.delay is None else None
+
+    @property
+    def revision(self) -> Revision | None:
+        """What the conditions speak of: the wanted revision or, while none is decided on, the one that serves."""
+        return self.decision.target or self.revisions.get(self.step.serve or "")
+
+    @property
+    def target(self) -> RunningRevision | None:
+        """That revision as it runs now."""
+        revision = self.revision
+        return self.running.get(revision.hash, RunningRevision(revision.hash, 0)) if revision is not None else None
+
+    @property
+    def target_pods(self) -> tuple[Pod, ...]:
+        return self.observed.pods_of(self.revision.hash) if self.revision is not None else ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether it runs as it should."""
+        target = self.target
+        if self.decision.target is not None or target is None:
+            return self.step.complete
+        return target.stays >= self.desired == target.replicas
+
+    @property
+    def serving_ready(self) -> int:
+        """Workers that the Service sends requests to, by its EndpointSlices."""
+        return len(self.observed.endpoints & {pod.uid for pod in self.observed.pods})
 
 
 def _step(
