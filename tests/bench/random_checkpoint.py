@@ -191,6 +191,15 @@ def write_files(directory: Path, config: dict[str, Any], *, device: str, process
     return total
 
 
+def write_model(folder: Path, config: dict[str, Any]) -> ModelArchitecture:
+    """A folder that a worker serves with weights that it makes itself: config.json and the files of the text."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    architecture = ModelArchitecture.from_config(config)
+    write_text_files(folder, architecture)
+    return architecture
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)

@@ -17,18 +17,14 @@ import hashlib
 import json
 import statistics
 import subprocess
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench import entries
 from bench.deadline import add_deadline, within
-from bench.engine.engine_on_gpu import Bench
-from bench.entries import command as bench
-from bench.random_checkpoint import read_config
-from modelserve.engine_args import EngineArgs
-from modelserve_worker.startup.replica import launch
+from bench.engine.replica import Bench, launch_random
 
 # By model, as variant and weights: decodes and the prompt behind each, and rows of a prompt beside them in a step.
 STEPS: dict[str, tuple[tuple[int, int, int], ...]] = {
@@ -87,14 +83,12 @@ def one_model(name: str, device: str, seconds: float) -> None:
     variant, _, weights = name.partition(" ")
     steps = STEPS.get(name) or TRIED[name]
     longest = max(max(prompt, rows * TIMED) + 4096 for _, prompt, rows in steps)
-    with tempfile.TemporaryDirectory() as directory, within(seconds):
-        (Path(directory) / "config.json").write_text(json.dumps(read_config(variant, weights or None)))
-        args = EngineArgs(
-            model=directory, load_format="dummy", device=device, max_model_len=longest, max_num_batched_tokens=CHUNK,
+    with within(seconds):
+        replica, args = launch_random(
+            variant, weights or None, device=device, max_model_len=longest, max_num_batched_tokens=CHUNK,
             max_num_seqs=64, max_num_mixed_tokens=max(*(rows + decodes for decodes, _, rows in steps), 512),
             **({"cpu_memory_bytes": 1 << 30} if device == "cpu" else {}),
         )  # fmt: skip
-        replica = launch(args)
         bench = Bench(replica, args)
         bench.scheduler.limits = replace(bench.scheduler.limits, captured_rows=replica.captured_rows)
         for decodes, prompt, rows in steps:
@@ -123,7 +117,9 @@ def main() -> int:
     with within(options.deadline) as spent:
         print(LINE.format("model", "decodes", "context", "rows", "ms", "before", "", "answers"))
         for name in STEPS if options.device == "cuda" else TRIED:
-            command = bench("before_and_after", "--model", name, "--device", options.device, "--deadline", "150")
+            command = entries.command(
+                "before_and_after", "--model", name, "--device", options.device, "--deadline", "150"
+            )
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
                 assert child.stdout is not None
                 for said in child.stdout:
@@ -136,7 +132,7 @@ def main() -> int:
         if options.write is not None:
             options.write.write_text(json.dumps(lines, indent=1))
         if options.device == "cuda":
-            command = bench("equal_bits", "--launches", str(options.launches), "--seconds", "100")
+            command = entries.command("equal_bits", "--launches", str(options.launches), "--seconds", "100")
             faults += subprocess.run(command, check=False).returncode != 0
     print(f"{faults} faults, {spent.seconds:.0f} s")
     return spent.code(bool(faults))

@@ -13,24 +13,18 @@ from result to result. All lines of loads come once more at the end, also where 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
 from itertools import pairwise, product
-from pathlib import Path
 
 from bench.deadline import add_deadline, within
-from bench.engine.engine_on_gpu import Bench
-from bench.random_checkpoint import read_config
-from modelserve.engine_args import EngineArgs
+from bench.engine.replica import Bench, launch_random
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.speed.mixed_steps import CROWD_SECONDS, crowd_tokens, min_mixed_tokens
 from modelserve.planning.speed.step_time import RankSpeed
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.startup.replica import launch
 
 CHUNK = 8192
 ROWS_APART = 256  # of prompts, in the table of steps
@@ -136,13 +130,10 @@ def sized(limits: SchedulerLimits, rank: RankSpeed, mixed: int, crowd: float | N
 
 def started(options: argparse.Namespace) -> tuple[Bench, RankSpeed]:
     """An engine, and what is planned for an H200."""
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, None)))
-        args = EngineArgs(
-            model=directory, load_format="dummy", device="cuda", max_model_len=16384, max_num_batched_tokens=CHUNK,
-            max_num_seqs=options.max_num_seqs, max_num_mixed_tokens=max(options.mixed),
-        )  # fmt: skip
-        replica = launch(args)
+    replica, args = launch_random(
+        options.variant, device="cuda", max_model_len=16384, max_num_batched_tokens=CHUNK,
+        max_num_seqs=options.max_num_seqs, max_num_mixed_tokens=max(options.mixed),
+    )  # fmt: skip
     bench = Bench(replica, args)
     bench.scheduler.limits = replace(bench.scheduler.limits, captured_rows=replica.captured_rows)
     h200 = CATALOGUE["NVIDIA-H200"]

@@ -17,7 +17,7 @@ from collections import Counter
 
 from bench.deadline import add_deadline, within
 from bench.engine.closed_loop import CHUNK, started
-from bench.engine.engine_on_gpu import Bench
+from bench.engine.replica import Bench
 from modelserve.hardware import CATALOGUE
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.speed.step_time import RankSpeed

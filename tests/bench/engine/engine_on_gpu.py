@@ -9,70 +9,17 @@ maxModelLen ran together without preemption. Lines start with the variant, so th
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.random_checkpoint import assistant_config, read_config
+from bench.engine.replica import Bench, launch_random
 from modelserve.engine_args import EngineArgs
-from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.plan_report import plan_report
-from modelserve_worker.request import Request, SamplingParams
-from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.startup.replica import LaunchedReplica, launch
+from modelserve_worker.startup.replica import LaunchedReplica
 
 MIB = 1 << 20
-
-
-class Bench:
-    """A launched replica behind the synchronous engine loop; requests are random token ids and ignore EOS."""
-
-    def __init__(self, replica: LaunchedReplica, args: EngineArgs) -> None:
-        limits = SchedulerLimits(
-            args.max_num_batched_tokens, args.max_num_seqs, replica.max_model_len, (), args.max_num_mixed_tokens
-        )
-        self.scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
-        self.engine = Engine(self.scheduler, replica.runner)
-        self.vocab = replica.architecture.vocab_size
-        self.random = random.Random(1)
-        self.count = 0
-
-    def request(self, prompt: int, output: int, **sampling_options: float) -> Request:
-        self.count += 1
-        ids = tuple(self.random.randrange(3, self.vocab) for _ in range(prompt))
-        options: dict[str, Any] = {"seed": self.count, "max_tokens": output, "ignore_eos": True, **sampling_options}
-        sampling = SamplingParams(**options)
-        return Request(f"r{self.count}", ids, sampling)
-
-    def run(self, requests: list[Request]) -> tuple[dict[str, list[float]], int]:
-        """Seconds from the start at which each request got its tokens, and the preemptions."""
-        before = self.scheduler.stats().preemptions_total
-        arrivals: dict[str, list[float]] = {r.request_id: [] for r in requests}
-        began = time.perf_counter()
-        for request in requests:
-            self.scheduler.add(request)
-        while self.engine.has_work:
-            for output in self.engine.step():
-                assert output.error is None, output.error
-                arrivals[output.request_id] += [time.perf_counter() - began] * len(output.token_ids)
-        assert self.scheduler.stats().held_bytes == 0
-        return arrivals, self.scheduler.stats().preemptions_total - before
-
-    def first_tokens(self, requests: list[Request]) -> int:
-        """Run steps, and return how many, until each of these has its first token."""
-        for request in requests:
-            self.scheduler.add(request)
-        unanswered, steps = {request.request_id for request in requests}, 0
-        while unanswered:
-            unanswered -= {output.request_id for output in self.engine.step()}
-            steps += 1
-        return steps
 
 
 def driver_line(name: str, bench: Bench, replica: LaunchedReplica, args: EngineArgs, report: dict[str, Any]) -> None:
@@ -122,31 +69,18 @@ def main() -> None:
     parser.add_argument("--memory-only", action="store_true", help="stop after the memory lines")
     parser.add_argument("--fill", action="store_true", help="run the planned concurrency at --max-model-len")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
-        drafter = Path(directory) / "drafter"
-        if options.drafter:
-            drafter.mkdir()
-            (drafter / "config.json").write_text(json.dumps(assistant_config(options.variant)))
-        args = EngineArgs(
-            model=directory,
-            drafter=str(drafter) if options.drafter else None,
-            load_format="dummy",
-            device="cuda",
-            tensor_parallel_size=options.tensor_parallel_size,
-            max_model_len=options.max_model_len,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_num_seqs=options.max_num_seqs,
-            kv_cache_dtype=options.kv_cache_dtype,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-        )
-        began = time.perf_counter()
-        replica = launch(args)
-        weights = f" {options.weights}" if options.weights else ""
-        weights += " and an assistant" if options.drafter else ""
-        name = f"{options.variant}{weights} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
-        print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
-        report = plan_report(args, replica.architecture, replica.memory, replica.table)
+    began = time.perf_counter()
+    replica, args = launch_random(
+        options.variant, options.weights, assistant=options.drafter, device="cuda",
+        tensor_parallel_size=options.tensor_parallel_size, max_model_len=options.max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=options.max_num_seqs,
+        kv_cache_dtype=options.kv_cache_dtype, gpu_memory_utilization=options.gpu_memory_utilization,
+    )  # fmt: skip
+    weights = f" {options.weights}" if options.weights else ""
+    weights += " and an assistant" if options.drafter else ""
+    name = f"{options.variant}{weights} TP{options.tensor_parallel_size} {replica.geometry.dtype.value}"
+    print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
+    report = plan_report(args, replica.architecture, replica.memory, replica.table)
     try:
         memory_lines(name, report, replica.memory.total_bytes)
         bench = Bench(replica, args)

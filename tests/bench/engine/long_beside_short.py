@@ -9,14 +9,12 @@ ratio of the last to the sum of the others, which is to be at most 1.5.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from bench.engine.engine_on_gpu import Bench
-from bench.random_checkpoint import read_config
+from bench.engine.replica import Bench, launch_random
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.request import Request
 from modelserve_worker.startup.replica import launch
@@ -46,17 +44,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=31)
     parser.add_argument("--steps", type=int, default=32)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        if options.variant:
-            (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant)))
-        args = EngineArgs(
-            model=directory if options.variant else str(options.model),
-            load_format="dummy" if options.variant else "auto",
-            device="cuda" if options.variant else "cpu",
-            cpu_memory_bytes=None if options.variant else 4 << 30,
-            max_model_len=options.long + 4 * options.steps,
-            max_num_batched_tokens=2048,
-        )
+    limits: dict[str, Any] = {"max_model_len": options.long + 4 * options.steps, "max_num_batched_tokens": 2048}
+    if options.variant:
+        replica, args = launch_random(options.variant, device="cuda", **limits)
+    else:
+        args = EngineArgs(model=str(options.model), device="cpu", cpu_memory_bytes=4 << 30, **limits)
         replica = launch(args)
     try:
         bench = Bench(replica, args)

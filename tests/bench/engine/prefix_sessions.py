@@ -20,25 +20,22 @@ On the CPU: --variant tiny --device cpu --tokens 600 --turn 40 --host-gib 0.05 -
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bench.deadline import add_deadline, within
-from bench.random_checkpoint import read_config
-from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS, EngineArgs
+from bench.engine.replica import launch_random
+from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.planning.speed.prompt_rows import rows_alone
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.startup.replica import LaunchedReplica, launch
+from modelserve_worker.startup.replica import LaunchedReplica
 
 GIB = 1 << 30
 ANSWER = 16
@@ -362,14 +359,13 @@ def main() -> None:
 
 def started(options: argparse.Namespace) -> LaunchedReplica:
     cpu = {"cpu_memory_bytes": int(options.cpu_memory_gib * GIB)} if options.device == "cpu" else {}
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant)))
-        return launch(EngineArgs(
-            model=directory, load_format="dummy", device=options.device, max_num_seqs=options.max_num_seqs,
-            tensor_parallel_size=options.tensor_parallel_size, kv_cache_dtype=options.kv_cache_dtype,
-            max_num_batched_tokens=options.max_num_batched_tokens, host_cache_bytes=int(options.host_gib * GIB),
-            gpu_memory_utilization=options.gpu_memory_utilization, **cpu,
-        ))  # fmt: skip
+    replica, _ = launch_random(
+        options.variant, device=options.device, max_num_seqs=options.max_num_seqs,
+        tensor_parallel_size=options.tensor_parallel_size, kv_cache_dtype=options.kv_cache_dtype,
+        max_num_batched_tokens=options.max_num_batched_tokens, host_cache_bytes=int(options.host_gib * GIB),
+        gpu_memory_utilization=options.gpu_memory_utilization, **cpu,
+    )  # fmt: skip
+    return replica
 
 
 def pinned(replica: LaunchedReplica) -> int:

@@ -11,19 +11,15 @@ ranks' checksums were seen. --pool-gib gives the cache exactly so much on each G
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from bench.engine.engine_on_gpu import Bench, driver_line, memory_lines
+from bench.engine.engine_on_gpu import driver_line, memory_lines
+from bench.engine.replica import Bench, launch_random
 from bench.engine.step_profile import table
-from bench.random_checkpoint import read_config
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.plan_report import plan_report
-from modelserve_worker.startup.replica import LaunchedReplica, MultiRankRunner, WorkerRanks, launch
+from modelserve_worker.startup.replica import LaunchedReplica, MultiRankRunner, WorkerRanks
 
 BATCH = 64
 KINDS: tuple[dict[str, float], ...] = (
@@ -120,16 +116,11 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=100)
     options = parser.parse_args()
     name = f"{options.variant} {options.weights or 'bfloat16'} TP{options.ranks}"
-    config = read_config(options.variant, options.weights)
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config))
-        more: dict[str, Any] = {"max_model_len": options.max_model_len}
-        args = EngineArgs(
-            model=directory, load_format="dummy", device="cuda", tensor_parallel_size=options.ranks,
-            max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=BATCH, **more,
-        )  # fmt: skip
-        began = time.perf_counter()
-        replica = launch(args)
+    began = time.perf_counter()
+    replica, args = launch_random(
+        options.variant, options.weights, device="cuda", tensor_parallel_size=options.ranks,
+        max_model_len=options.max_model_len, max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=BATCH,
+    )  # fmt: skip
     print(f"{name} ready after {time.perf_counter() - began:.1f} s, pool {replica.pool_bytes / 2**30:.2f} GiB")
     try:
         report = plan_report(args, replica.architecture, replica.memory, replica.table)

@@ -10,22 +10,16 @@ tokens is computed beside decodes.
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import tempfile
 import time
 from collections import defaultdict
-from pathlib import Path
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench.engine.engine_on_gpu import Bench
-from bench.random_checkpoint import read_config
-from modelserve.engine_args import EngineArgs
+from bench.engine.replica import Bench, launch_random
 from modelserve.planning.wishes import DEFAULT_MAX_NUM_SEQS
-from modelserve_worker.startup.replica import launch
 
 
 def short(name: str) -> str:
@@ -65,15 +59,11 @@ def main() -> None:
     parser.add_argument("--profile", choices=["fast", "exact"], default="fast")
     options = parser.parse_args()
     longest = max(options.context, options.mixed or 0) + 2048
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(read_config(options.variant, options.weights)))
-        args = EngineArgs(
-            model=directory, load_format="dummy", device="cuda", max_model_len=longest,
-            kv_cache_dtype=options.kv_cache_dtype, max_num_batched_tokens=options.max_num_batched_tokens,
-            max_num_mixed_tokens=options.max_num_mixed_tokens, max_num_seqs=max(DEFAULT_MAX_NUM_SEQS, options.batch),
-            profile=options.profile,
-        )  # fmt: skip
-        replica = launch(args)
+    replica, args = launch_random(
+        options.variant, options.weights, device="cuda", max_model_len=longest, kv_cache_dtype=options.kv_cache_dtype,
+        max_num_batched_tokens=options.max_num_batched_tokens, max_num_mixed_tokens=options.max_num_mixed_tokens,
+        max_num_seqs=max(DEFAULT_MAX_NUM_SEQS, options.batch), profile=options.profile,
+    )  # fmt: skip
     bench = Bench(replica, args)
     name = f"{options.variant} {options.weights or ''} {replica.geometry.dtype.value}"
 

@@ -19,11 +19,9 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 from bench.http.serve_and_bench import WorkerProcess
-from bench.random_checkpoint import read_config, write_text_files
-from modelserve.model.architecture import ModelArchitecture
+from bench.random_checkpoint import read_config, write_model
 
 STREAMS = 8
 LIMIT_S = 5.0
@@ -112,12 +110,9 @@ def main() -> int:
     parser.add_argument("--tensor-parallel-size", default="2")
     options, flags = parser.parse_known_args()
     flags += ["--tensor-parallel-size", options.tensor_parallel_size, "--served-model-name", "gemma"]
-    config: dict[str, Any] = read_config(options.variant)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "model"
-        checkpoint.mkdir()
-        (checkpoint / "config.json").write_text(json.dumps(config))
-        write_text_files(checkpoint, ModelArchitecture.from_config(config))
+        write_model(checkpoint, read_config(options.variant))
         worker = WorkerProcess(checkpoint, flags, log=Path(folder) / "first.log")
         print(f"ready after {worker.wait_until_ready(120):.1f} s", flush=True)
         faults = killed(worker)

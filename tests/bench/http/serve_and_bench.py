@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.deadline import add_deadline, die_with_parent, within
-from bench.random_checkpoint import read_config, write_text_files
-from modelserve.model.architecture import ModelArchitecture
+from bench.random_checkpoint import read_config, write_model
 from modelserve_tools.evaluation.columns import Row, columns
 
 DRAIN_SECONDS = 10
@@ -310,13 +309,10 @@ def main() -> int:
     add_deadline(parser)
     options, worker_flags = parser.parse_known_args()
     config = read_config(options.variant, options.weights)
-    architecture = ModelArchitecture.from_config(config)
     run = Run(options)
     with within(options.deadline) as time_left, tempfile.TemporaryDirectory() as directory:
         checkpoint = Path(directory) / f"gemma-4-{options.variant}"
-        checkpoint.mkdir()
-        (checkpoint / "config.json").write_text(json.dumps(config))
-        write_text_files(checkpoint, architecture)
+        architecture = write_model(checkpoint, config)
         out = options.out or Path(directory)
         out.mkdir(parents=True, exist_ok=True)
         with WorkerProcess(checkpoint, worker_flags, log=out / "worker.log") as worker:

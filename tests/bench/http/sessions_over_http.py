@@ -37,8 +37,7 @@ from typing import Any
 from bench.deadline import add_deadline, within
 from bench.engine.host_memory import write_tokenizer
 from bench.http.serve_and_bench import WorkerProcess
-from bench.random_checkpoint import read_config, write_text_files
-from modelserve.model.architecture import ModelArchitecture
+from bench.random_checkpoint import read_config, write_model
 from modelserve_tools.bench.endpoint import Endpoint, open_session
 from modelserve_tools.bench.prompts import Lengths, PromptSource
 from modelserve_tools.bench.record import Record
@@ -282,13 +281,10 @@ def main() -> int:
     if unknown := {*options.parts.split(",")} - {*PARTS}:
         parser.error(f"--parts {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
     config = read_config(options.variant)
-    architecture = ModelArchitecture.from_config(config)
     run = Run(options)
     with within(options.deadline) as time_left, tempfile.TemporaryDirectory() as made:
         directory = Path(made) / f"gemma-4-{options.variant}"
-        directory.mkdir()
-        (directory / "config.json").write_text(json.dumps(config))
-        write_text_files(directory, architecture)
+        architecture = write_model(directory, config)
         write_tokenizer(directory, vocab_size=architecture.vocab_size)  # whose pieces can all be reached
         longest = str(options.tokens + (6 + options.turns) * options.turn + MARGIN)
         flags = ["--served-model-name", "m", "--max-model-len", longest, *worker_flags]

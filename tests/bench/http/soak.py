@@ -29,8 +29,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.http.serve_and_bench import WorkerProcess
-from bench.random_checkpoint import read_config, write_text_files
-from modelserve.model.architecture import ModelArchitecture
+from bench.random_checkpoint import read_config, write_model
 
 STREAMS = 48
 LONGEST_ANSWER = 1000
@@ -211,12 +210,9 @@ def main() -> int:
     text = config["text_config"]
     text["num_hidden_layers"] = options.layers
     text["layer_types"] = text["layer_types"][: options.layers]
-    architecture = ModelArchitecture.from_config(config)
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = Path(directory) / "soak"
-        checkpoint.mkdir()
-        (checkpoint / "config.json").write_text(json.dumps(config))
-        write_text_files(checkpoint, architecture)
+        architecture = write_model(checkpoint, config)
         flags = ["--max-model-len", str(options.longest + LONGEST_ANSWER + 1), *worker_flags]
         traffic = Traffic(random.Random(options.seed), min(255_000, architecture.vocab_size), options.longest)
         with WorkerProcess(checkpoint, flags, log=Path(directory) / "worker.log") as worker:
