@@ -3,7 +3,8 @@
     python tests/running/mutants.py --seed 1 --count 20 worker/modelserve_worker/scheduling/arena.py ...
 
 Each mutant is one small fault: a comparison, a sum, a number, a branch or a call is another, or gone. It is put into a
-copy of the tree, and the test files that import the module run there until one fails: then the mutant is killed.
+copy of the tree, and the test files that import the module, or those of --tests, run there until one fails: then the
+mutant is killed.
 Which mutants are drawn follows from the seed and the modules' text. Exit status 1 where one lives.
 """
 
@@ -124,7 +125,9 @@ def main() -> int:
     parser.add_argument("modules", nargs="+", metavar="MODULE", help="a path below the repository's root")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--tests", nargs="+", metavar="FILE", help="where no test file imports the module itself")
     asked = parser.parse_args()
+    tests = {module: asked.tests or tests_of(module, ROOT / "tests") for module in asked.modules}
     drawn = [(module, mutant) for module in asked.modules for mutant in mutants((ROOT / module).read_text())]
     drawn = random.Random(asked.seed).sample(drawn, min(asked.count, len(drawn)))
     killed = 0
@@ -134,12 +137,14 @@ def main() -> int:
             copied = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
             copied(ROOT / part, tree / part)
         for module in {module for module, _ in drawn}:
-            if not (tests := tests_of(module, ROOT / "tests")) or not _passes(tree, tests):
-                parser.error(f"the tests of {module} do not pass as it is: {' '.join(tests) or 'there are none'}")
+            if not tests[module] or not _passes(tree, tests[module]):
+                parser.error(
+                    f"the tests of {module} do not pass as it is: {' '.join(tests[module]) or 'there are none'}"
+                )
         for module, mutant in drawn:
             whole = (ROOT / module).read_text()
             (tree / module).write_text(mutant.source)
-            lives = _passes(tree, tests_of(module, ROOT / "tests"))
+            lives = _passes(tree, tests[module])
             (tree / module).write_text(whole)
             killed += not lives
             word = "LIVES " if lives else "killed"
