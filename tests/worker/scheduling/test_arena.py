@@ -50,7 +50,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.size = {S: sizes[0], G: sizes[1]}
         self.pool = pool
         self.arena = PageArena(geometry(*sizes), pool)
-        self.arena.keeper = self
+        self.arena.register(self)
         self.bytes: list[int | None] = [None] * pool
         self.pages: dict[int, Owned] = {}  # by name
         self.named = 0

@@ -63,21 +63,17 @@ class Page:
 
 
 class Keeper(Protocol):
-    """Who keeps pages that no table names, and gives them up when memory is short."""
+    """A keeper has pages that no table names, and gives them up when the arena, where it is registered, asks for it."""
 
     def reclaim(self, needed_bytes: int) -> None:
-        """Let go of pages until the arena has so many free bytes; free and cached bytes cover them."""
+        """Let go of pages until the arena has so many free bytes, or none are left. `allocate` calls it where free
+        bytes are short, of one keeper after the other until there are enough."""
         ...
 
     def forget(self, page: Page) -> None:
-        """Let go of this page."""
+        """Let go of this page. A table calls it, by `PageArena.forget`, that is to write over the page and finds no
+        memory for another one."""
         ...
-
-
-class _KeepsNothing:
-    def reclaim(self, needed_bytes: int) -> None: ...
-
-    def forget(self, page: Page) -> None: ...
 
 
 class _End:
@@ -161,7 +157,7 @@ class PageArena:
         self.moves_made = 0
         self.copies_made = 0
         self.renumbered = False  # whether pages have other numbers since the moves before those that were taken last
-        self.keeper: Keeper = _KeepsNothing()
+        self._keepers: list[Keeper] = []
         self._ends = {
             kind: _End(kind, geometry.page(kind).page_bytes) for kind in (LayerKind.SLIDING, LayerKind.GLOBAL)
         }
@@ -195,6 +191,16 @@ class PageArena:
             "page_copies_total": self.copies_made,
         }
 
+    def register(self, keeper: Keeper) -> None:
+        """Ask `keeper` for its pages when memory is short, after those that registered before."""
+        self._keepers.append(keeper)
+
+    def forget(self, page: Page) -> None:
+        """Have all keepers let go of the page."""
+        for keeper in self._keepers:
+            if page.keepers:
+                keeper.forget(page)
+
     def held_pages(self, kind: LayerKind) -> int:
         return self._ends[kind].held
 
@@ -212,7 +218,7 @@ class PageArena:
                 f"{self.pool_bytes} are free"
             )
         if needed > self.free_bytes:
-            self.keeper.reclaim(needed)
+            self._reclaim(needed)
         assert needed <= self.free_bytes, f"{self.cached_bytes} cached bytes that nobody gives up"
         if (beyond := len(indices) - end.num_holes) > 0:
             self._make_room(end, beyond)
@@ -347,6 +353,11 @@ class PageArena:
         assert claimed_bytes == self.claimed_bytes, "claimed bytes differ"
         assert free == self.free_bytes, f"{free} free bytes, {self.free_bytes} counted"
         assert free + held_bytes + cached_bytes == self.pool_bytes, f"{free} free + {held_bytes} held bytes"
+
+    def _reclaim(self, needed_bytes: int) -> None:
+        for keeper in self._keepers:
+            if self.free_bytes < needed_bytes:
+                keeper.reclaim(needed_bytes)
 
     def _free(self, end: _End, page: Page) -> None:
         end.free(page)

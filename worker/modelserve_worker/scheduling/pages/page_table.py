@@ -226,7 +226,7 @@ class PageTable:
         one where there is no other and nobody else names it."""
         arena, size = self._arena, self._geometry.page(page.kind).page_bytes
         if len(page.entries) == 1 and page.keepers and arena.available_bytes < size:
-            arena.keeper.forget(page)
+            arena.forget(page)
         if len(page.entries) == 1 and not page.keepers:
             return page
         (fresh,) = arena.allocate(page.kind, self._slot, [index])

@@ -3,16 +3,18 @@
 Tails are left at the end of a prompt and of an answer, where chunks of a long prompt end, where histories part, and at
 a junction: where a second request leaves a way that is known.
 
-What goes first, when memory is short (decision 0024): superseded tails; then those that host memory has as well, which
+What goes first, when memory is short (decision 0024): superseded tails; then those that another tier has as well, which
 cost a copy to have again; then the others, in the index's order; then pages that running requests keep behind their
-windows; last of all what has been brought back from host memory, or is on its way, and waits for its request.
+windows; then what has been brought back from another tier and waits for its request. Pages that are still on their way
+from there are others' to give up, who register with the arena behind this cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
+from modelserve.model.architecture import LayerKind
 from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
@@ -27,16 +29,8 @@ from modelserve_worker.scheduling.prefix.unsaved_tails import UnsavedTails
 _KNOWN_PER_PAGE = 4  # blocks that are known by their hash alone, for each global page of the pool
 
 
-class Arrivals(Protocol):
-    """Pages whose rows are on their way into the pool, and which nobody reads yet."""
-
-    def give_up(self, page: Page | None = None) -> None:
-        """Let go of those that are on their way together with `page`, or of all."""
-        ...
-
-
 class PrefixCache(TailIndex[Page]):
-    """Keeps pages of `arena`."""
+    """The cache keeps pages of `arena`, and is the first there to be asked for them."""
 
     def __init__(self, arena: PageArena, geometry: CacheGeometry, prices: PromptCost) -> None:
         super().__init__(arena, geometry, prices)
@@ -44,13 +38,10 @@ class PrefixCache(TailIndex[Page]):
         if size := geometry.global_page.page_bytes:
             self._most_unused = max(LEAST_KNOWN, _KNOWN_PER_PAGE * arena.pool_bytes // size)
         self._tables: dict[PageTable, None] = {}
-        self.arrivals: Arrivals | None = None
-        # Where there is a tier behind this one: the tails that it has not, and those that it has.
-        self.unsaved: UnsavedTails | None = None
-        self.behind: TailIndex[Any] | None = None
+        self.unsaved = UnsavedTails(arena, {kind: geometry.page(kind).page_bytes for kind in LayerKind})
         self.checks = PageChecks()
         self._gone: list[Tail[Page]] = []  # of those that were told
-        arena.keeper = self
+        arena.register(self)
 
     def watch(self, table: PageTable) -> None:
         """Let go of what the table has behind its window, when everything else is gone."""
@@ -77,21 +68,18 @@ class PrefixCache(TailIndex[Page]):
 
     def note(self, tail: Tail[Page]) -> None:
         super().note(tail)
-        if self.unsaved is not None:
-            self.unsaved.update(tail, loses_rows=self.loses_rows(tail))
+        self.unsaved.update(tail, loses_rows=self.loses_rows(tail))
 
     def loses_rows(self, tail: Tail[Page]) -> bool:
-        """Whether rows that somebody may miss go with it: host memory has not got them."""
+        """Whether rows that somebody may miss go with it: no other tier has them."""
         return self._loss(tail) == ROWS
 
     def evict(self, tail: Tail[Page]) -> None:
-        if self.unsaved is not None:
-            self.unsaved.remove(tail)
+        self.unsaved.remove(tail)
         super().evict(tail)
         if tail.told:
             self._gone.append(tail)
-        if not tail.has_twin:
-            self.lost(tail)
+        self.gone(tail)
 
     @property
     def inserted(self) -> int:
@@ -103,8 +91,14 @@ class PrefixCache(TailIndex[Page]):
         gone, self._gone = self._gone, []
         return gone
 
-    def lost(self, tail: Tail[Page]) -> None:
-        """Neither tier has it any more."""
+    def gone(self, tail: Tail[Page]) -> None:
+        """The pool, or a tier behind it, has it no more."""
+        if tail.live:
+            self.note(tail)
+        elif not tail.has_copy:
+            self._lost(tail)
+
+    def _lost(self, tail: Tail[Page]) -> None:
         before = tail.before
         for later in [each for each in tail.later if each.previous is tail]:
             later.previous = before
@@ -170,8 +164,12 @@ class PrefixCache(TailIndex[Page]):
 
     def stand_in(self, tail: Tail[Page], copy: Tail[Any]) -> None:
         """`tail` has the rows of `copy`, and takes the place of the tail that was copied."""
-        gone, copy.twin, tail.twin = copy.twin, tail, copy
+        gone = copy.original
         assert gone is not None, "it was copied from there"
+        there, gone.copies = {index: each for index, each in gone.copies.items() if each.live}, {}
+        tail.copies |= there
+        for each in there.values():
+            each.original = tail
         tail.followers = max(tail.followers, gone.followers)
         tail.junction, tail.turn = tail.junction or gone.junction, tail.turn or gone.turn
         if tail.previous is None:
@@ -182,7 +180,6 @@ class PrefixCache(TailIndex[Page]):
         for later in [each for each in gone.later if each.previous is gone]:
             later.previous = tail
             tail.later[later] = None
-        gone.twin = None
         self._supersede(tail, tail.superseded and gone.superseded)
         self.price(tail)
 
@@ -207,11 +204,11 @@ class PrefixCache(TailIndex[Page]):
         return {block.digest for block, found in unsound.items() if found}
 
     def give_away(self, tail: Tail[Page]) -> None:
-        """Give up a live tail and its copy in the other tier."""
-        twin = tail.twin
+        """Give up a live tail and its copies."""
         self.evict(tail)
-        if self.behind is not None and twin is not None and twin.live:
-            self.behind.evict(twin)
+        for index, copy in tail.copies.items():
+            if copy.live:
+                index.evict(copy)
 
     def clear(self) -> None:
         """What pages hold is unknown: forget all of it."""
@@ -230,8 +227,6 @@ class PrefixCache(TailIndex[Page]):
             if table.history:
                 table.forget()
         self._give_up_tails(needed_bytes, awaited=True)
-        if self._arena.free_bytes < needed_bytes and self.arrivals is not None:
-            self.arrivals.give_up()
 
     def forget(self, page: Page) -> None:
         """See Keeper."""
@@ -244,12 +239,10 @@ class PrefixCache(TailIndex[Page]):
             if page in self._pages(tail):
                 self.evict(tail)
                 self.evictions += 1
-        if self.arrivals is not None:
-            self.arrivals.give_up(page)
 
     def check_integrity(self, *, arriving: list[Page] | None = None) -> None:
         """Raise AssertionError unless every keeper of a page is a live tail, a block in use, a table's history, or one
-        of those that are on their way (`arriving`)."""
+        of those that are on their way (`arriving`), and what no other tier has is known."""
         kept = self.kept()
         for table in self._tables:
             kept.update(table.history)
@@ -257,6 +250,7 @@ class PrefixCache(TailIndex[Page]):
         for page, count in kept.items():
             assert page.keepers == count, f"page {page.number} has {count} keepers, {page.keepers} counted"
         assert self._arena.num_keepers == sum(kept.values()), "somebody else keeps pages"
+        self.unsaved.check_integrity({tail for tail in self._tails if self.loses_rows(tail)})
 
     def _is_trusted(self, hit: Hit[Page]) -> bool:
         suspects = self.checks.suspects
@@ -264,15 +258,15 @@ class PrefixCache(TailIndex[Page]):
 
     def _loss(self, tail: Tail[Page]) -> int:
         loss = super()._loss(tail)
-        return COPY if loss and tail.has_twin else loss
+        return COPY if loss and tail.has_copy else loss
 
     def _supersede(self, tail: Tail[Page], superseded: bool) -> None:
-        """It goes first from now on, in both tiers, or no longer. A copy says what the tail says."""
+        """It goes first from now on, in all tiers, or no longer. A copy says what the tail says."""
         changed, tail.superseded = tail.superseded != superseded, superseded
         self.note(tail)
-        if self.behind is not None and tail.twin is not None:
-            tail.twin.superseded = superseded
-            self.behind.note(tail.twin)
+        for index, copy in tail.copies.items():
+            copy.superseded = superseded
+            index.note(copy)
         if changed:
             self._price_later(tail)
 
@@ -292,8 +286,9 @@ class PrefixCache(TailIndex[Page]):
         for later in behind:
             if later.live:
                 self.price(later)
-            if self.behind is not None and later.twin is not None and later.twin.live:
-                self.behind.price(later.twin)
+            for index, copy in later.copies.items():
+                if copy.live:
+                    index.price(copy)
             if later.superseded:  # it is not counted on
                 behind += [each for each in later.later if each.before is later]
 
@@ -310,7 +305,7 @@ class PrefixCache(TailIndex[Page]):
             self.give_up(victim)
 
     def _next_victim(self, *, awaited: bool) -> Tail[Page] | None:
-        """The first that frees bytes. Those that are superseded, or in host memory too, go before others even where
+        """The first that frees bytes. Those that are superseded, or in another tier too, go before others even where
         none of them does, since those around each have its pages as well: a short answer's tail has all that its
         prompt's has, and neither goes otherwise. Nobody misses one that is superseded, so its pages are not looked at:
         there may be thousands."""

@@ -1,4 +1,4 @@
-"""Cached bytes of the pool that host memory does not have: they could be given to somebody else only at a loss.
+"""Cached bytes of the pool that no tier behind it has: they could be given to somebody else only at a loss.
 
 Kept up as tails come and go, are superseded and are stored: every admission asks for them, and thousands of tails are
 too many to look at then. A tail claims its pages while nobody else has their rows: its own, and those of its way. A

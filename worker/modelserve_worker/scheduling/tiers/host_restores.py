@@ -47,7 +47,7 @@ class HostRestores:
         self._unheard = 0  # the last step of which copies may be on their way for ever, on some rank
         self.ready: list[str] = []  # requests that wait no longer
         self.restored_bytes = 0
-        cache.arrivals = self
+        arena.register(self)
 
     @property
     def arriving_bytes(self) -> int:
@@ -96,8 +96,16 @@ class HostRestores:
         self.give_up()
         self._unheard = self.lane.end()
 
+    def reclaim(self, needed_bytes: int) -> None:  # noqa: ARG002 - see Keeper
+        """Give up all that is on its way."""
+        self.give_up()
+
+    def forget(self, page: Page) -> None:
+        """Give up what is on its way together with the page."""
+        self.give_up(page)
+
     def give_up(self, page: Page | None = None) -> None:
-        """See Arrivals."""
+        """Let go of those that are on their way together with `page`, or of all."""
         for restore in [each for each in self._restores.values() if page is None or page in each.pages]:
             self._after = max([self._after, *(copy.step for copy in restore.copies)])
             self.lane.withdraw(restore.copies)
@@ -164,7 +172,7 @@ class HostRestores:
                 source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
             )  # fmt: skip
             self._cache.insert(tail, restore.way)
-        if source.live and source.twin is not None and not source.twin.live:
+        if source.live and source.original is not None and not source.original.live:
             self._cache.stand_in(tail, source)
         tail.awaited |= restore.requests
         for request_id in restore.requests:

@@ -142,13 +142,13 @@ class HostStores:
 
     def _finish(self, store: _Store) -> None:
         tail = store.tail
-        twin: Tail[HostPage] = Tail(
+        copy: Tail[HostPage] = Tail(
             store.block, tail.end, tail.lowest, tail.first, tail.tokens, store.partial, {**store.sliding}, tail.client,
-            None, 0, tail.junction, superseded=tail.superseded, marks=tail.marks, twin=tail,
+            None, 0, tail.junction, superseded=tail.superseded, marks=tail.marks, original=tail,
         )  # fmt: skip
-        tail.twin = twin
+        tail.copies[self._index] = copy
         self._saved(tail)
-        self._index.insert(twin, [])
+        self._index.insert(copy, [])
         self._release(store)
 
     def _drop(self, store: _Store) -> None:

@@ -29,7 +29,6 @@ from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.prefix.tail_index import TailIndex
 from modelserve_worker.scheduling.prefix.tails import Tail
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
-from modelserve_worker.scheduling.prefix.unsaved_tails import UnsavedTails
 from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
 from modelserve_worker.scheduling.tiers.host_restores import HostRestores
 from modelserve_worker.scheduling.tiers.host_stores import HostStores
@@ -62,15 +61,12 @@ class _HostIndex(TailIndex[HostPage]):
 
     def evict(self, tail: Tail[HostPage]) -> None:
         super().evict(tail)
-        assert tail.twin is not None, "it was copied from there"
-        if tail.twin.live:
-            self._cache.note(tail.twin)
-        else:
-            self._cache.lost(tail.twin)
+        assert tail.original is not None, "it was copied from there"
+        self._cache.gone(tail.original)
 
     def _base(self, tail: Tail[HostPage]) -> int:
-        assert tail.twin is not None, "it was copied from there"
-        return tail.twin.base
+        assert tail.original is not None, "it was copied from there"
+        return tail.original.base
 
 
 class HostTier:
@@ -90,12 +86,11 @@ class HostTier:
         self._cache = cache
         self._clock = clock
         sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
-        self._unsaved = cache.unsaved = UnsavedTails(arena, sizes)
         # What a prompt leaves behind its window, and the page that its answer goes on in.
         pages = geometry.sliding_page.pages(geometry.global_page.page_tokens) + 1
         self._left_bytes = pages * sizes[LayerKind.SLIDING] + sizes[LayerKind.GLOBAL]
         self.pool = HostPool(geometry, HostLayout.of(geometry, capacity_bytes))
-        self.index = cache.behind = _HostIndex(self.pool, geometry, prices, cache)
+        self.index = _HostIndex(self.pool, geometry, prices, cache)
         self.stores = HostStores(self.pool, self.index, geometry, cache.note)
         self.restores = HostRestores(self.pool, arena, cache, geometry)
         self._asked: Counter[str] = Counter()  # restores, by request
@@ -138,7 +133,7 @@ class HostTier:
             if refused == _MOST_AT_ONCE:
                 break
             if tail not in self.stores:
-                size = self._unsaved.bytes_of(tail)
+                size = self._cache.unsaved.bytes_of(tail)
                 if self.stores.start(tail):
                     spare, started = spare + size, started + 1
                 else:
@@ -229,4 +224,3 @@ class HostTier:
         kept.update(self.stores.kept())
         kept.update(self.restores.lane.kept())
         self.pool.check_integrity(kept.items())
-        self._unsaved.check_integrity({tail for tail in self._cache.tails if self._cache.loses_rows(tail)})
