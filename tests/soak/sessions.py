@@ -28,6 +28,7 @@ from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.tiers import host_copies
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.startup.replica import LaunchedReplica, launch
 
 MODEL = Path(__file__).parents[1] / "models" / "gemma4-tiny-ple"
@@ -57,7 +58,7 @@ class Driver:
         pool = int(requests * replica.geometry.held_bytes(LONGEST))
         self.scheduler = Scheduler(
             limits, replica.geometry, pool, draft_tokens=replica.runner.draft_tokens,
-            prefix_caching=bool(host_bytes), host_cache_bytes=host_bytes,
+            prefix_caching=bool(host_bytes), tiers=host_tiers(host_bytes),
         )  # fmt: skip
         self.runner = replica.runner
         self.engine = Engine(self.scheduler, replica.runner)
@@ -186,11 +187,12 @@ def main() -> None:
         answers, rounds, megabytes = answers + len(clients), rounds + 1, resident_mb()
         first_mb = first_mb if first_mb and part > 1 / 3 else megabytes
         stats = served.scheduler.stats()
+        host = stats.tier("host")
         late += rounds > 1 and late < MOST_LATE_ROUNDS and not stats.prompt_tokens_host_total
         print(
             f"{answers} answers, {stats.preemptions_total} preempted, of {stats.prompt_tokens_total} prompt tokens "
             f"{stats.prompt_tokens_cached_total} cached and {stats.prompt_tokens_host_total} from host memory, "
-            f"{stats.host_used_bytes} of {stats.host_capacity_bytes} bytes there, {megabytes:.0f} MB, "
+            f"{host.used_bytes} of {host.capacity_bytes} bytes there, {megabytes:.0f} MB, "
             f"{sum(stats.accepted_per_position)} drafts accepted, never: {sorted(never)}, {len(faults)} faults",
             flush=True,
         )

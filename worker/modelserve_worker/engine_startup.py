@@ -44,8 +44,8 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     from modelserve_worker.engine.plan_report import plan_report
     from modelserve_worker.scheduling.admission import SchedulerLimits
     from modelserve_worker.scheduling.cache_events import CacheEvents
-    from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
     from modelserve_worker.scheduling.scheduler import Scheduler
+    from modelserve_worker.scheduling.tiers.host_tier import host_tiers
     from modelserve_worker.startup.memory import InsufficientMemory
     from modelserve_worker.startup.replica import launch
 
@@ -92,11 +92,10 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         step_costs=costs,
         mixed_pace=_mixed_pace(args, replica),
         prefix_caching=args.prefix_caching,
-        host_cache_bytes=args.host_cache_bytes // args.tensor_parallel_size,
+        tiers=host_tiers(args.host_cache_bytes // args.tensor_parallel_size),
         looks_up=args.prompt_lookup,
+        events=None if publisher is None else CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish),
     )
-    if publisher is not None and isinstance(scheduler.prefixes, PrefixReuse):
-        scheduler.prefixes.events = CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish)
     ready = Ready(
         max_model_len=replica.max_model_len,
         step_deadline_s=step_deadline_s(replica.memory.device),

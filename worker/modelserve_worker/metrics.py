@@ -205,6 +205,7 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
+        host = stats.tier("host")
         for name, text, value in (
             ("vllm:num_requests_running", "Requests in the running batch.", stats.num_running),
             ("vllm:num_requests_waiting", "Requests waiting to be admitted.", stats.num_waiting),
@@ -215,9 +216,9 @@ class _EngineCollector(Collector):
             (
                 "modelserve_host_cache_capacity_bytes",
                 "Host memory of one GPU that is pinned for prefixes.",
-                stats.host_capacity_bytes,
+                host.capacity_bytes,
             ),
-            ("modelserve_host_cache_used_bytes", "Bytes of it that hold prefixes.", stats.host_used_bytes),
+            ("modelserve_host_cache_used_bytes", "Bytes of it that hold prefixes.", host.used_bytes),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value)
@@ -226,7 +227,7 @@ class _EngineCollector(Collector):
             "modelserve_host_cache_off", "1: an error has ended the copies in this direction.",
             labels=["model_name", "direction"],
         )  # fmt: skip
-        for direction, value in (("stores", stats.host_stores_off), ("loads", stats.host_loads_off)):
+        for direction, value in (("stores", host.stores_off), ("loads", host.loads_off)):
             off.add_metric([self._model_name, direction], value)
         yield off
         yield self._pages("modelserve_pages_used", "Pages in use.", stats.global_pages_used, stats.sliding_pages_used)
@@ -244,12 +245,12 @@ class _EngineCollector(Collector):
             (
                 "vllm:external_prefix_cache_queries",
                 "Prompt tokens that the pool did not have, looked up in host memory.",
-                stats.host_queries_total,
+                host.queries_total,
             ),
-            ("vllm:external_prefix_cache_hits", "Prompt tokens found in host memory.", stats.host_hits_total),
-            ("modelserve_host_stored_bytes", "Bytes copied to host memory.", stats.host_stored_bytes_total),
-            ("modelserve_host_restored_bytes", "Bytes copied from host memory.", stats.host_restored_bytes_total),
-            ("modelserve_host_evictions", "Resume points that host memory gave up.", stats.host_evictions_total),
+            ("vllm:external_prefix_cache_hits", "Prompt tokens found in host memory.", host.hits_total),
+            ("modelserve_host_stored_bytes", "Bytes copied to host memory.", host.stored_bytes_total),
+            ("modelserve_host_restored_bytes", "Bytes copied from host memory.", host.restored_bytes_total),
+            ("modelserve_host_evictions", "Resume points that host memory gave up.", host.evictions_total),
             ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens_total),
             ("vllm:num_preemptions", "Requests preempted for lack of pages.", stats.preemptions_total),
             ("modelserve_page_moves", "Pages moved inside the pool.", stats.page_moves_total),

@@ -35,6 +35,7 @@ from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.startup.replica import LaunchedReplica
 
 GIB = 1 << 30
@@ -73,7 +74,11 @@ class Bench:
         limits = SchedulerLimits(batched, options.max_num_seqs, replica.max_model_len, (), captured_rows=captured)
         host = int(options.host_gib * GIB) // options.tensor_parallel_size if caching else 0
         self.scheduler = Scheduler(
-            limits, replica.geometry, min(pool_bytes, replica.pool_bytes), prefix_caching=caching, host_cache_bytes=host
+            limits,
+            replica.geometry,
+            min(pool_bytes, replica.pool_bytes),
+            prefix_caching=caching,
+            tiers=host_tiers(host),
         )
         self.scheduler._step = Bench.steps
         if options.least_gap and isinstance(self.scheduler.prefixes, PrefixReuse):
@@ -117,7 +122,7 @@ class Bench:
         while self.engine.has_work:
             self.engine.step()
         time.sleep(0.2)
-        if self.scheduler.prefixes.has_host_tier:
+        if self.scheduler.prefixes.tiers:
             self.scheduler.prefixes.copied(self.engine.runner.host_progress())
         self.scheduler.check_integrity()
         assert self.scheduler.stats().held_bytes == 0
@@ -179,10 +184,9 @@ def session(replica: LaunchedReplica, options: argparse.Namespace, words: Words,
             f"{where} {asked.ttft_ms:9.1f} ms for {options.turn} new ones, {request.cached_tokens} cached, "
             f"{request.host_cached_tokens} of them from host memory",
         )
-    restored = stats.host_restored_bytes_total - before.host_restored_bytes_total
-    report.say(
-        "session", f"{restored / GIB:.3f} GiB came back, {stats.host_stored_bytes_total / GIB:.3f} GiB were stored"
-    )
+    host = stats.tier("host")
+    restored = host.restored_bytes_total - before.tier("host").restored_bytes_total
+    report.say("session", f"{restored / GIB:.3f} GiB came back, {host.stored_bytes_total / GIB:.3f} GiB were stored")
     report.check("the pool's turn was no hit", from_pool.request.cached_tokens >= options.tokens)
     report.check("the host's turn came from elsewhere", from_host.request.host_cached_tokens > options.tokens // 2)
     for where, asked in (("pool", from_pool), ("host", from_host)):
@@ -262,20 +266,21 @@ def twelve(replica: LaunchedReplica, options: argparse.Namespace, words: Words, 
             asked.append(each)
         ttft = [each.ttft_ms for each in asked]
         cached = sum(each.request.cached_tokens for each in asked)
-        host = sum(each.request.host_cached_tokens for each in asked)
+        from_host = sum(each.request.host_cached_tokens for each in asked)
         report.say(
             "twelve",
             f"turn {turn + 1}: TTFT mean {statistics.fmean(ttft):8.1f} max {max(ttft):8.1f} ms; of "
-            f"{sum(len(a.request.prompt_token_ids) for a in asked)} tokens {cached} cached, {host} from host memory",
+            f"{sum(len(a.request.prompt_token_ids) for a in asked)} tokens {cached} cached, {from_host} from host "
+            "memory",
         )
-    stats = bench.scheduler.stats()
+    host = bench.scheduler.stats().tier("host")
     report.say(
         "twelve",
-        f"pool {pool / GIB:.2f} GiB, host {stats.host_used_bytes / GIB:.2f} of "
-        f"{stats.host_capacity_bytes / GIB:.2f} GiB, stored {stats.host_stored_bytes_total / GIB:.3f}, "
-        f"restored {stats.host_restored_bytes_total / GIB:.3f}",
+        f"pool {pool / GIB:.2f} GiB, host {host.used_bytes / GIB:.2f} of "
+        f"{host.capacity_bytes / GIB:.2f} GiB, stored {host.stored_bytes_total / GIB:.3f}, "
+        f"restored {host.restored_bytes_total / GIB:.3f}",
     )
-    report.check("twelve sessions were not served from host memory", host > 0)
+    report.check("twelve sessions were not served from host memory", from_host > 0)
     bench.close()
 
 

@@ -21,8 +21,8 @@ from replay import Replay
 from modelserve_worker.batch import SampledTokens, ScheduledBatch
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request, SamplingParams
-from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 
 GIB = 1 << 30
 ANSWER, OPENED, RETOKENISED = 16, 4, 24
@@ -56,11 +56,9 @@ class HostReplay(Replay):
         self.options, self.geometry = options, self._scheduler._geometry
         self._scheduler = Scheduler(
             self.limits, self.geometry, int(options.pool_gib * GIB), prefix_caching=True,
-            host_cache_bytes=int(options.host_gib * GIB),
+            tiers=host_tiers(int(options.host_gib * GIB)),
         )  # fmt: skip
-        assert isinstance(self._scheduler.prefixes, PrefixReuse)
-        assert self._scheduler.prefixes.host is not None
-        self.tier = self._scheduler.prefixes.host
+        (self.tier,) = self._scheduler.prefixes.tiers
         self.tier._clock = lambda: self.now
         self.stores, self.loads = Lane(), Lane()
         self.words = np.random.default_rng(1)

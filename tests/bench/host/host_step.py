@@ -41,6 +41,7 @@ from modelserve_worker.ranks.ring import RankRing
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.step.block_tables import BlockTables
 from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
 from modelserve_worker.step.sampling_slots import SamplingSlots
@@ -70,7 +71,7 @@ class Host:
         pool = int(options.pool_gib * GIB) or requests * geometry.held_bytes(longest)
         self.scheduler = Scheduler(
             limits, geometry, pool, prefix_caching=options.prefix_caching,
-            host_cache_bytes=int(options.host_gib * GIB),
+            tiers=host_tiers(int(options.host_gib * GIB)),
         )  # fmt: skip
         self.times: dict[str, list[float]] = defaultdict(list)  # seconds of one core per step
         cpu, entries = torch.device("cpu"), {"max_num_seqs": requests, "max_model_len": longest}
@@ -85,7 +86,7 @@ class Host:
     def schedule(self) -> ScheduledBatch | None:
         """As the engine does it; what earlier steps have copied is there."""
         step = self.scheduler._step
-        if self.scheduler.prefixes.has_host_tier:
+        if self.scheduler.prefixes.tiers:
             self.scheduler.prefixes.copied(HostProgress(1 << 20, step, step))
         return self.scheduler.schedule()
 

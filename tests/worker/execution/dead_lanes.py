@@ -83,7 +83,8 @@ def main() -> None:
     except EngineDead as error:
         said["died"], said["died_after_s"] = str(error), time.monotonic() - began
     stats = served.scheduler.stats()
-    said |= {"loads_off": stats.host_loads_off, "stores_off": stats.host_stores_off, "failed": stats.failed_steps_total}
+    host = stats.tier("host")
+    said |= {"loads_off": host.loads_off, "stores_off": host.stores_off, "failed": stats.failed_steps_total}
     with contextlib.suppress(RuntimeError):  # of a GPU that is gone
         replica.runner.shutdown()
     print(json.dumps(said), flush=True)

@@ -20,6 +20,7 @@ from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.ranks.ring import RankRing
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.startup.replica import launch, worker_loop
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -85,7 +86,7 @@ def test_a_lasting_fault_beside_the_steps_ends_the_engine_at_its_next_look() -> 
         replica.runner.check()
     limits = SchedulerLimits(64, 4, 200, ())
     scheduler = Scheduler(
-        limits, replica.geometry, replica.pool_bytes, prefix_caching=True, host_cache_bytes=args.host_cache_bytes
+        limits, replica.geometry, replica.pool_bytes, prefix_caching=True, tiers=host_tiers(args.host_cache_bytes)
     )
     with pytest.raises(EngineDead, match="ILLEGAL_ADDRESS"):
         Engine(scheduler, replica.runner).step()

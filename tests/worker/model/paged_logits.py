@@ -25,6 +25,7 @@ from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 
 # 70 and 140 cross global pages and reuse sliding ones.
 FIRST_PROMPT = 200  # tokens of a session's first prompt, whose answer makes them 230
@@ -138,7 +139,7 @@ class _Replayer:
         self.audited = audited
         self.narrowed = narrowed
         self.scheduler = Scheduler(
-            limits, geometry, pool_bytes, prefix_caching=traffic.prefix_caching, host_cache_bytes=traffic.host_bytes
+            limits, geometry, pool_bytes, prefix_caching=traffic.prefix_caching, tiers=host_tiers(traffic.host_bytes)
         )
         self.runner = GPUModelRunner(
             model,
@@ -180,7 +181,7 @@ class _Replayer:
             self.scheduler.stats().preemptions_total,
             self.recomputed,
             self.scheduler.stats().prefix_hits_total,
-            self.scheduler.stats().host_hits_total,
+            self.scheduler.stats().tier("host").hits_total,
             self.disagreement,
         )
 

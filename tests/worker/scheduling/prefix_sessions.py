@@ -14,8 +14,11 @@ from modelserve_worker.batch import SampledTokens, ScheduledBatch
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
+from modelserve_worker.scheduling.tiers.tier import TierOf
 
 MODEL = StampedModel((LayerKind.SLIDING, LayerKind.GLOBAL))
 PUBLISHED = MODEL.geometry(window=1024, global_tokens=64, sliding_tokens=32, global_row=1, sliding_row=1)
@@ -37,11 +40,19 @@ class Sessions:
         stamped: bool = True,
         drafts: int = 0,
         host_bytes: int = 0,
+        tiers: Sequence[TierOf] = (),
+        events: CacheEvents | None = None,
     ) -> None:
         limits = SchedulerLimits(chunk, slots, longest, (), max_num_mixed_tokens=chunk)
         pool_bytes = pool_bytes or 20 * geometry.held_bytes(longest)
         self.scheduler = Scheduler(
-            limits, geometry, pool_bytes, draft_tokens=drafts, prefix_caching=True, host_cache_bytes=host_bytes
+            limits,
+            geometry,
+            pool_bytes,
+            draft_tokens=drafts,
+            prefix_caching=True,
+            tiers=[*host_tiers(host_bytes), *tiers],
+            events=events,
         )
         self.roomy = True  # whether nothing needs to be given up
         self.texts: dict[str, list[int]] = {}
@@ -56,7 +67,6 @@ class Sessions:
 
     @property
     def reuse(self) -> PrefixReuse:
-        assert isinstance(self.scheduler.prefixes, PrefixReuse)
         return self.scheduler.prefixes
 
     def add(
@@ -77,7 +87,7 @@ class Sessions:
 
     def step(self) -> ScheduledBatch | None:
         """Without a device copies to and from host memory end with the step that brought them."""
-        if not self.stamped and (tier := self.reuse.host) is not None:
+        for tier in () if self.stamped else self.reuse.tiers:
             tier.progress(HostProgress(tier.pool.layout.num_pieces, self.last_step, self.last_step))
         batch = self.scheduler.schedule()
         if batch is not None:

@@ -101,9 +101,7 @@ def router(publisher: EventPublisher) -> Iterator[Router]:
 
 
 def _told(publisher: EventPublisher, **settings: Any) -> Sessions:
-    sessions = Sessions(stamped=False, **settings)
-    sessions.reuse.events = CacheEvents(64, publisher.publish)
-    return sessions
+    return Sessions(stamped=False, events=CacheEvents(64, publisher.publish), **settings)
 
 
 def _cached(sessions: Sessions, asked: dict[str, tuple[str, ...]]) -> set[tuple[tuple[str, ...], tuple[int, ...]]]:

@@ -22,8 +22,7 @@ class ManySessions(Sessions):
             GEOMETRY, chunk=8192, longest=20_000, pool_bytes=int(pool_rooms * ROOM), stamped=False,
             host_bytes=int(host_rooms * ROOM),
         )  # fmt: skip
-        assert self.reuse.host is not None
-        self.tier = self.reuse.host
+        (self.tier,) = self.reuse.tiers
         self.opened, self.answered = opened, answer
         self.histories = [text(number, PROMPT) for number in range(COUNT)]
 

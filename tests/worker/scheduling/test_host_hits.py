@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from stamped_host import StampedHost
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.tiers.host_copies import STALLED_S
+from modelserve_worker.scheduling.tiers.tier import TierOf
 
 PREFIX = text(1, 2_016)
 ANSWER = text(4, 40)
@@ -20,12 +22,14 @@ class HostSessions(Sessions):
     """With room for `pool_requests` of 3,000 tokens in the pool, and for `host_requests` in host memory."""
 
     def __init__(
-        self, *, pool_requests: float = 1, host_requests: float = 20, pieces: int | None = None, drafts: int = 0
-    ) -> None:
+        self, *, pool_requests: float = 1, host_requests: float = 20, pieces: int | None = None, drafts: int = 0,
+        tiers: Sequence[TierOf] = (),
+    ) -> None:  # fmt: skip
         held = PUBLISHED.held_bytes(3_000)
-        super().__init__(pool_bytes=int(pool_requests * held), host_bytes=int(host_requests * held), drafts=drafts)
-        assert self.reuse.host is not None
-        self.tier = self.reuse.host
+        super().__init__(
+            pool_bytes=int(pool_requests * held), host_bytes=int(host_requests * held), drafts=drafts, tiers=tiers
+        )
+        self.tier = self.reuse.tiers[0]
         self.now_s = 0.0
         self.tier._clock = lambda: self.now_s
         self.host = self.device.host = StampedHost(self.device.memory, self.device.page, Random(1))
@@ -77,10 +81,10 @@ def test_what_the_pool_has_is_not_copied() -> None:
     """Two turns after each other: the second one finds the first in the pool."""
     sessions = HostSessions().served()
     sessions.ask_request(PREFIX + ANSWER + text(5, 300))
-    before = sessions.scheduler.stats().host_restored_bytes_total
+    before = sessions.scheduler.stats().tier("host").restored_bytes_total
     again = sessions.ask_request(PREFIX + ANSWER + text(5, 300) + [5] + text(6, 10))
     assert (again.cached_tokens, again.host_cached_tokens) == (2_356, 0)
-    assert sessions.scheduler.stats().host_restored_bytes_total == before
+    assert sessions.scheduler.stats().tier("host").restored_bytes_total == before
 
 
 def test_another_salt_finds_nothing() -> None:
@@ -133,15 +137,15 @@ def test_loads_that_an_error_has_ended_cost_hits_at_once_and_no_answer() -> None
     assert batch is not None
     assert [output.error for output in sessions.scheduler.fail(batch.step, "out of order")] == ["out of order"]
     assert sessions.ask_request(PREFIX + text(7, 10)).output_token_ids == [5]
-    stats = sessions.scheduler.stats()
-    assert (stats.host_loads_off, stats.host_stores_off, stats.failed_steps_total) == (True, True, 1)
-    assert stats.host_used_bytes == 0
+    stats, host = sessions.scheduler.stats(), sessions.tier.counters()
+    assert (host.loads_off, host.stores_off, stats.failed_steps_total) == (True, True, 1)
+    assert host.used_bytes == 0
     assert sessions.host.copies_after_off == 0
 
 
 def test_stores_that_an_error_has_ended_leave_what_is_there() -> None:
     sessions = HostSessions().served()
-    before = sessions.scheduler.stats().host_stored_bytes_total
+    before = sessions.scheduler.stats().tier("host").stored_bytes_total
     sessions.host.off = {"stored"}
     assert sessions.ask_request(PREFIX + text(5, 10)).host_cached_tokens == 2_016
     for seed in (6, 7):
@@ -149,8 +153,8 @@ def test_stores_that_an_error_has_ended_leave_what_is_there() -> None:
         assert sessions.ask_request(text(seed, 2_900)).output_token_ids == [5]
         assert sessions.now_s - began < 1.0, "nobody is held back for copies that are not made"
     assert sessions.ask_request(PREFIX + text(8, 10)).host_cached_tokens == 2_016
-    stats = sessions.scheduler.stats()
-    assert (stats.host_loads_off, stats.host_stores_off, stats.host_stored_bytes_total) == (False, True, before)
+    host = sessions.scheduler.stats().tier("host")
+    assert (host.loads_off, host.stores_off, host.stored_bytes_total) == (False, True, before)
     assert sessions.host.copies_after_off == 0
 
 
@@ -168,7 +172,7 @@ def test_host_memory_that_cannot_be_had_costs_hits_and_no_answer() -> None:
     sessions = HostSessions(pieces=0).served()
     request = sessions.ask_request(PREFIX)
     assert (request.cached_tokens, request.output_token_ids) == (0, [5])
-    assert sessions.scheduler.stats().host_capacity_bytes == 0
+    assert sessions.scheduler.stats().tier("host").capacity_bytes == 0
 
 
 def test_a_request_that_is_aborted_while_it_waits_leaves_its_rows_to_the_next() -> None:
@@ -204,7 +208,7 @@ def test_two_requests_wait_for_one_copy() -> None:
     while sessions.scheduler.has_requests:
         sessions.step()
     assert (first.cached_tokens, second.cached_tokens) == (2_016, 2_016)
-    assert sessions.scheduler.stats().host_restored_bytes_total <= PUBLISHED.held_bytes(2_100) + 3 * 32
+    assert sessions.scheduler.stats().tier("host").restored_bytes_total <= PUBLISHED.held_bytes(2_100) + 3 * 32
 
 
 def test_one_client_does_not_push_everybody_out_of_host_memory() -> None:
@@ -212,7 +216,7 @@ def test_one_client_does_not_push_everybody_out_of_host_memory() -> None:
     sessions.ask_request(PREFIX, client="a")
     for seed in range(5, 12):
         sessions.ask_request(text(seed, 2_900), client="b")
-    assert sessions.scheduler.stats().host_evictions_total > 2
+    assert sessions.scheduler.stats().tier("host").evictions_total > 2
     assert sessions.ask_request(PREFIX, client="a").host_cached_tokens == 2_015
 
 

@@ -12,10 +12,10 @@ from stamped_host import StampedHost
 from test_traffic import Traffic
 
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.tiers.host_copies import Copy
 from modelserve_worker.scheduling.tiers.host_stores import HostStores
+from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 
 
 class HostTraffic(Traffic):
@@ -43,11 +43,9 @@ class HostTraffic(Traffic):
             self.pool_bytes,
             draft_tokens=drafts,
             prefix_caching=prefix_caching,
-            host_cache_bytes=host_bytes,
+            tiers=host_tiers(host_bytes),
         )
-        assert isinstance(scheduler.prefixes, PrefixReuse)
-        assert scheduler.prefixes.host is not None
-        self.tier = scheduler.prefixes.host
+        (self.tier,) = scheduler.prefixes.tiers
         self.tier._clock = lambda: self.now_s
         scheduler.prefixes._least_gap = self.random.choice([1, 4])  # restores of little are worth it here
         self.pieces = int(self.random.choice([1.0, 1.0, 1.0, 0.3]) * self.tier.pool.layout.num_pieces)
@@ -71,11 +69,11 @@ class HostTraffic(Traffic):
 
     def run(self) -> None:
         super().run()
-        stats = self.scheduler.stats()
-        self.seen["stored"] += stats.host_stored_bytes_total
-        self.seen["restored"] += stats.host_restored_bytes_total
-        self.seen["host hits"] += stats.host_hits_total
-        self.seen["host evictions"] += stats.host_evictions_total
+        host = self.scheduler.stats().tier("host")
+        self.seen["stored"] += host.stored_bytes_total
+        self.seen["restored"] += host.restored_bytes_total
+        self.seen["host hits"] += host.hits_total
+        self.seen["host evictions"] += host.evictions_total
         self.seen["awaited"] += self.host.awaited
         self.seen["broken"] += bool(self.host.never)
         self.seen["ended"] += bool(self.host.off)

@@ -1,7 +1,7 @@
 """Host memory of one rank for cached pages: pinned piece by piece in the background, copied to and from beside compute.
 
 Nothing here raises into a step: a piece that cannot be had is not there, and a copy that fails ends the copies of its
-direction, which costs hits (host_tier.py). An error that the GPU does not recover from is told by `check`.
+direction, which costs hits (scheduling/tiers/tier.py). An error that the GPU does not recover from is told by `check`.
 """
 
 from __future__ import annotations

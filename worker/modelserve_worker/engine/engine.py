@@ -93,7 +93,7 @@ class Engine:
             if outputs:
                 return outputs
             oldest = None
-        if self.scheduler.prefixes.has_host_tier:
+        if self.scheduler.prefixes.tiers:
             self.scheduler.prefixes.copied(self.runner.host_progress())
         batch = self.scheduler.schedule()
         if batch is not None:

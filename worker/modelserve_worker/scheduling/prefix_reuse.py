@@ -11,7 +11,7 @@ do not delay a step.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.cache_events import CacheEvents
-from modelserve_worker.scheduling.no_reuse import NO_COPIES, NO_SLOTS, NoReuse
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
 from modelserve_worker.scheduling.prefix.known_texts import KnownTexts
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
@@ -30,35 +29,36 @@ from modelserve_worker.scheduling.prefix.tail_index import LEAST_GAP_PAGES
 from modelserve_worker.scheduling.prefix.tails import Hit
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
-from modelserve_worker.scheduling.tiers.host_tier import HostCopies, HostTier
+from modelserve_worker.scheduling.stats import TierCounters
+from modelserve_worker.scheduling.tiers.tier import StepCopies, Tier, TierOf
 
+_NO_SLOTS = np.zeros(0, dtype=np.int32)
 _TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
 
 
-class PrefixReuse(NoReuse):
-    """Between one scheduler's requests and `cache`."""
-
-    keeps_pages = True
+class PrefixReuse:
+    """A prefix reuse stands between one scheduler's requests and `cache`, with the `tiers` behind that."""
 
     def __init__(
-        self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits, *, host_bytes: int = 0,
-        looks_up: bool = False,
+        self, arena: PageArena, geometry: CacheGeometry, limits: SchedulerLimits, *, keeps_pages: bool = True,
+        tiers: Iterable[TierOf] = (), looks_up: bool = False, events: CacheEvents | None = None,
     ) -> None:  # fmt: skip
-        """`host_bytes`: host memory of one rank for what the pool gives up. `looks_up`: drafts are looked up in what
-        others went on with."""
+        """Without `keeps_pages` every request computes all of its prompt, and leaves nothing. `tiers`: for what the
+        pool gives up, the nearest first. `looks_up`: drafts are looked up in what others went on with. `events` hear of
+        what is cached."""
+        self.keeps_pages = keeps_pages
         self.cache = PrefixCache(arena, geometry, limits.prompt_cost)
         self.texts = KnownTexts(geometry.global_page.page_tokens) if looks_up else None
-        self.events: CacheEvents | None = None
-        self.host: HostTier | None = None
-        if host_bytes:
-            self.host = HostTier(arena, self.cache, geometry, limits.prompt_cost, host_bytes)
-        self.queries = self.hits = self.host_queries = self.host_hits = 0
+        self.tiers = [make(arena, self.cache, geometry, limits.prompt_cost) for make in tiers if keeps_pages]
+        self._events = events
+        self.queries = self.hits = 0
         self._geometry = geometry
         self._exact = limits.exact
         self._chains: dict[str, TokenChain] = {}  # by request
         # Request, its tokens, version of the cache, hit.
         self._found: tuple[str, int, int, Hit[Page] | None] | None = None
-        self._in_pool: dict[str, int] = {}  # where requests that waited for host memory would have begun without it
+        # Requests that waited for rows: where they would have begun without, and what tier they waited for last.
+        self._waited: dict[str, tuple[int, Tier]] = {}
         self._due: list[tuple[RunningRequest, int, bool, bool]] = []  # who, where, whether a junction, or a turn's end
         size = geometry.global_page.page_tokens
         self._least_gap = LEAST_GAP_PAGES * size
@@ -67,8 +67,8 @@ class PrefixReuse(NoReuse):
         self._tails_apart = max(self._least_gap, int(tail_bytes / (_TAIL_SHARE * token_bytes)) if token_bytes else 0)
 
     def find(self, request: Request) -> Hit[Page] | None:
-        """One whose prompt's tokens are yet to be scored computes all."""
-        if request.sampling.prompt_logprobs is not None and not request.output_token_ids:
+        """Where a waiting request would resume. One whose prompt's tokens are yet to be scored computes all."""
+        if not self.keeps_pages or _is_scored(request):
             return None
         asked = (request.request_id, request.num_tokens, self.cache.version)
         if self._found is None or self._found[:3] != asked:
@@ -82,6 +82,7 @@ class PrefixReuse(NoReuse):
         return min(most, len(request.prompt_token_ids)) if self._exact else most
 
     def shared_bytes(self, hit: Hit[Page] | None) -> int:
+        """Bytes of its pages that running requests hold already, and that it will not write."""
         if hit is None:
             return 0
         spec = self._geometry.global_page
@@ -89,17 +90,15 @@ class PrefixReuse(NoReuse):
         return sum(bool(page.entries) for page in hit.global_pages[:full]) * spec.page_bytes
 
     def begin(self, running: RunningRequest, hit: Hit[Page] | None) -> int:
+        """Reserve the pages of a stay. The position at which it begins."""
         request, table = running.request, running.table
+        if not self.keeps_pages:
+            table.reserve(request.num_tokens)
+            return 0
         start = 0 if hit is None else hit.position
         first_stay = not request.admitted
         if first_stay and request.sampling.prompt_logprobs is None:
-            self.queries += len(request.prompt_token_ids)
-            self.hits += start
-            request.cached_tokens = start
-            if self.host is not None:
-                self.host_queries += len(request.prompt_token_ids) - self._in_pool.get(request.request_id, start)
-                request.host_cached_tokens = max(0, start - self._in_pool.get(request.request_id, start))
-                self.host_hits += request.host_cached_tokens
+            self._count(request, start)
         if self.texts is not None and first_stay and not len(request.predicted_token_ids):
             chain, prompt = self._chain(request), len(request.prompt_token_ids)
             request.predicted_token_ids = array("i", self.texts.following(chain, prompt).tobytes())
@@ -111,88 +110,99 @@ class PrefixReuse(NoReuse):
         else:
             self.cache.follow(hit)
             trail.resume(hit)
-            if self.events is not None and start >= hit.tail.block.depth * self.cache.page_tokens:
-                # It may have come from host memory, which no router was told of.
-                self.events.left(hit.tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
+            if self._events is not None and start >= hit.tail.block.depth * self.cache.page_tokens:
+                # It may have come from another tier, which no router was told of.
+                self._events.left(hit.tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
             table.resume(hit, request.num_tokens)
-        if self.host is not None:
-            self.host.begun(request.request_id)
+        for tier in self.tiers:
+            tier.begun(request.request_id)
         return start
 
-    @property
-    def has_host_tier(self) -> bool:  # type: ignore[override]
-        return self.host is not None
+    def _count(self, request: Request, start: int) -> None:
+        """A request begins there for the first time."""
+        self.queries += len(request.prompt_token_ids)
+        self.hits += start
+        request.cached_tokens = start
+        here, waited_for = self._waited.get(request.request_id, (start, None))
+        request.host_cached_tokens = max(0, start - here)
+        for tier in self.tiers:
+            tier.queries += len(request.prompt_token_ids) - here
+            tier.hits += request.host_cached_tokens if tier is waited_for else 0
 
     @property
-    def has_checks(self) -> bool:  # type: ignore[override]
+    def has_checks(self) -> bool:
+        """Whether there are pages to look at."""
         return self.cache.checks.due
 
     @property
-    def has_errands(self) -> bool:  # type: ignore[override]
-        return self.has_checks or (self.host is not None and self.host.queued)
+    def has_errands(self) -> bool:
+        """Whether there are copies to or from a tier, or pages to look at, for the next step."""
+        return self.has_checks or any(tier.queued for tier in self.tiers)
 
     @property
-    def arriving_bytes(self) -> int:  # type: ignore[override]
-        return 0 if self.host is None else self.host.restores.arriving_bytes
+    def arriving_bytes(self) -> int:
+        """Of pages whose rows are on their way from a tier."""
+        return sum(tier.restores.arriving_bytes for tier in self.tiers)
 
-    def counts(self) -> dict[str, int]:
-        counts = {
+    def counts(self) -> dict[str, int | tuple[TierCounters, ...]]:
+        """What `EngineStats` says of it."""
+        return {
             "prefix_queries_total": self.queries,
             "prefix_hits_total": self.hits,
             "prefix_evictions_total": self.cache.evictions,
+            "tiers": tuple(tier.counters() for tier in self.tiers),
         }
-        if self.host is not None:
-            counts |= {
-                "host_capacity_bytes": self.host.pool.capacity_bytes,
-                "host_used_bytes": self.host.pool.used_bytes,
-                "host_queries_total": self.host_queries,
-                "host_hits_total": self.host_hits,
-                "host_evictions_total": self.host.index.evictions,
-                "host_stored_bytes_total": self.host.stores.stored_bytes,
-                "host_restored_bytes_total": self.host.restores.restored_bytes,
-                "host_stores_off": self.host.stores.lane.off,
-                "host_loads_off": self.host.restores.lane.off,
-            }
-        return counts
 
     def holds_back(self, request: Request, hit: Hit[Page] | None, needed_bytes: int) -> bool:
-        if self.host is None:
+        """Whether an admission that needs so many bytes, those of its hit included, waits for what is being stored in a
+        tier."""
+        if not self.tiers:
             return False
         pages = () if hit is None else (*hit.global_pages, *hit.sliding_pages.values())
         cached = sum(self._geometry.page(page.kind).page_bytes for page in pages if not page.entries)
-        return self.host.holds_back(request.request_id, needed_bytes - cached)
+        return any(tier.holds_back(request.request_id, needed_bytes - cached) for tier in self.tiers)
 
     def fetch(self, request: Request, hit: Hit[Page] | None) -> bool:
-        if (
-            self.host is None
-            or self.cache.checks.suspects
-            or (request.sampling.prompt_logprobs is not None and not request.output_token_ids)
-        ):
+        """Whether a request that would be admitted with this hit waits for rows from a tier first: from the one that
+        has most of them, of several the nearest."""
+        if not self.tiers or self.cache.checks.suspects or _is_scored(request):
             return False
-        here = 0 if hit is None else hit.position
-        chain, least = self._chain(request), here + self._least_gap
-        if not self.host.fetch(request.request_id, chain, self._most_shared(request), least=least):
-            return False
-        self._in_pool.setdefault(request.request_id, here)
-        return True
+        here, chain, most = 0 if hit is None else hit.position, self._chain(request), self._most_shared(request)
+        found = [(tier, there) for tier in self.tiers if (there := tier.find(request.request_id, chain, most))]
+        for tier, there in sorted(found, key=lambda each: -each[1].position):
+            if there.position >= here + self._least_gap and tier.restore(request.request_id, there):
+                self._waited[request.request_id] = self._waited.get(request.request_id, (here,))[0], tier
+                return True
+        return False
 
-    def copied(self, progress: HostProgress) -> None:
-        if self.host is not None:
-            self.host.progress(progress)
+    def copied(self, device: HostProgress) -> None:
+        """How far the device's copies to and from host memory have come; a step is about to be scheduled."""
+        for tier in self.tiers:
+            tier.progress(device)
 
     def take_ready(self) -> list[str]:
-        return [] if self.host is None else self.host.take_ready()
+        """Requests that wait for a tier no longer."""
+        return [request_id for tier in self.tiers for request_id in tier.take_ready()]
 
     def prepare(self, needed_bytes: int) -> None:
-        if self.host is not None:
-            self.host.prepare(needed_bytes)
+        """The first in the queue needs so many bytes."""
+        for tier in self.tiers:
+            tier.prepare(needed_bytes)
 
-    def take_errands(self, step: int, *, moves_pages: bool) -> HostCopies:
-        copies = NO_COPIES if self.host is None else self.host.take(step, moves_pages=moves_pages)
-        checks = self.cache.checks.take(step)
-        return copies._replace(checks=checks) if checks else copies
+    def take_errands(self, step: int, *, moves_pages: bool) -> StepCopies:
+        """What goes out with a step, whose moves and page numbers are fixed."""
+        errands = StepCopies(checks=self.cache.checks.take(step))
+        for copies in [tier.take(step, moves_pages=moves_pages) for tier in self.tiers]:
+            errands = StepCopies(
+                errands.stores + copies.stores,
+                errands.loads + copies.loads,
+                max(errands.loads_awaited, copies.loads_awaited),
+                errands.checks,
+            )
+        return errands
 
     def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
+        """End chunks at checkpoints that lie inside them; `shares` [P] are changed in place."""
         for i, (running, start) in enumerate(zip(stays, starts.tolist(), strict=True)):
             if checkpoints := running.trail.checkpoints:
                 ahead = [at for at in checkpoints if at > start]
@@ -202,13 +212,17 @@ class PrefixReuse(NoReuse):
     def write(
         self, running: RunningRequests, slots: Int32Array, starts: Int32Array, ends: Int32Array, *, decodes: int
     ) -> Int32Array:
+        """Prepare the tables of a step's requests [R] behind its decodes. The slots through which they store rows for a
+        tail: [R], -1 for none, or empty where nobody has one."""
+        if not self.keeps_pages:
+            return _NO_SLOTS
         spare = np.full(len(slots), -1, dtype=np.int32)
         free = running.free_slots
         for i, stay in enumerate(running.stays(slots[decodes:]), decodes):
             if stay.table.write(int(starts[i]), int(ends[i]), free[-1] if free else None):
                 spare[i] = free.pop()
             running.counters.note_pages(stay)
-        return spare if (spare >= 0).any() else NO_SLOTS
+        return spare if (spare >= 0).any() else _NO_SLOTS
 
     def computed(
         self,
@@ -219,6 +233,9 @@ class PrefixReuse(NoReuse):
         *,
         decodes: int,
     ) -> None:
+        """A step is scheduled, and its updates are taken: tails are due where they are worth it."""
+        if not self.keeps_pages:
+            return
         last_tokens = np.flatnonzero(ends[:decodes] == running.counters.prompt[slots[:decodes]])
         for i in (*last_tokens.tolist(), *range(decodes, len(slots))):
             (stay,) = running.stays(slots[i : i + 1])
@@ -231,11 +248,15 @@ class PrefixReuse(NoReuse):
                 self._due.append((stay, end, reached, turn))
 
     def settle(self) -> None:
+        """Leave the tails that are due, before the next step is scheduled."""
         for stay, end, junction, turn in self._due:
             self._leave(stay, end, junction=junction, turn=turn)
         self._due.clear()
 
     def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
+        """A stay ends with so many rows computed, which others may read where they are `sound`."""
+        if not self.keeps_pages:
+            return
         self.settle()
         if sound and computed:
             end = min(computed, running.request.num_tokens)
@@ -246,7 +267,8 @@ class PrefixReuse(NoReuse):
         running.table.forget()
 
     def distrust(self, running: RunningRequest, *, read: bool = False) -> None:
-        """Only what it wrote goes, so that nobody who makes requests fail can empty the cache of others."""
+        """What this stay has written is no numbers, or unknown: that alone goes, so that nobody who makes requests fail
+        can empty the cache of others. Where `read`, what it has read is looked at."""
         trail, table = running.trail, running.table
         self._due = [each for each in self._due if each[0] is not running]
         others = trail.read(self._geometry)
@@ -262,43 +284,49 @@ class PrefixReuse(NoReuse):
             self._found = None
 
     def checked(self, step: int, unsound: Collection[int]) -> None:
+        """A step has looked at the pages that it took along, and found rows in these that are not finite."""
         found = self.cache.checks.answered(step, unsound)
         if found is not None:
             self._give_up(found)
             self._found = None
 
     def step_failed(self, step: int) -> None:
+        """It may not have done what it took along."""
         self.cache.checks.failed(step)
-        if self.host is not None:
-            self.host.step_failed()
+        for tier in self.tiers:
+            tier.step_failed()
 
     def _give_up(self, pages: set[Page]) -> None:
         if pages:
             digests = self.cache.distrust(pages)
-            if self.host is not None:
-                self.host.distrust(digests)
+            for tier in self.tiers:
+                tier.distrust(digests)
 
     def gone(self, request_id: str) -> None:
+        """The request has ended."""
         self._chains.pop(request_id, None)
         self._found = None  # another one may have its id
-        self._in_pool.pop(request_id, None)
-        if self.host is not None:
-            self.host.gone(request_id)
+        self._waited.pop(request_id, None)
+        for tier in self.tiers:
+            tier.gone(request_id)
 
     def clear(self) -> None:
+        """What cached pages hold is unknown."""
         self._due.clear()
         self.cache.clear()
-        if self.host is not None:
-            self.host.clear()
+        for tier in self.tiers:
+            tier.clear()
 
     def tell(self) -> None:
-        if self.events is not None:
-            self.events.tell(self.cache.take_gone())
+        """Tell whoever listens what is cached since the last call, and what no longer is."""
+        if self._events is not None:
+            self._events.tell(self.cache.take_gone())
 
     def check_integrity(self) -> None:
-        self.cache.check_integrity(arriving=None if self.host is None else self.host.restores.kept())
-        if self.host is not None:
-            self.host.check_integrity()
+        """Raise AssertionError unless every keeper of a page is known."""
+        self.cache.check_integrity(arriving=[page for tier in self.tiers for page in tier.restores.kept()])
+        for tier in self.tiers:
+            tier.check_integrity()
 
     def _chain(self, request: Request) -> TokenChain:
         chain = self._chains.get(request.request_id)
@@ -331,5 +359,10 @@ class PrefixReuse(NoReuse):
             trail.tail, trail.joined = tail, end
             if tail.number > known:
                 trail.left.append(tail)
-            if self.events is not None:
-                self.events.left(tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
+            if self._events is not None:
+                self._events.left(tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
+
+
+def _is_scored(request: Request) -> bool:
+    """Whether its prompt's tokens are yet to be scored, for which they are computed."""
+    return request.sampling.prompt_logprobs is not None and not request.output_token_ids

@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -59,11 +60,11 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
+from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
 from modelserve_worker.scheduling.costs.step_costs import StepCosts
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.held_back import HeldBack
-from modelserve_worker.scheduling.no_reuse import NoReuse
 from modelserve_worker.scheduling.pages.arena import PageArena
 from modelserve_worker.scheduling.pages.page_table import PageTable
 from modelserve_worker.scheduling.prefill import prefill_shares
@@ -72,6 +73,7 @@ from modelserve_worker.scheduling.request_queue import RequestQueue
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents, Totals
 from modelserve_worker.scheduling.stopping import Stopping
+from modelserve_worker.scheduling.tiers.tier import TierOf
 from modelserve_worker.scheduling.whole_spans import WholeSpans
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -92,32 +94,30 @@ class Scheduler:
         step_costs: StepCosts | None = None,
         mixed_pace: MixedPace | None = None,
         prefix_caching: bool = False,
-        host_cache_bytes: int = 0,
+        tiers: Iterable[TierOf] = (),
         looks_up: bool = False,
+        events: CacheEvents | None = None,
     ) -> None:
         """`draft_tokens`: how many the device's drafter proposes at a time, `asked_drafts` of them where a step asks
         for them; with `step_costs` a step takes, and asks for, as many as pay. A draft must not write over a row that
-        its request reads if it is wrong, nor over one that it reads itself (commit_first_tokens). `host_cache_bytes`:
-        of one rank, behind the prefix cache. `looks_up`: the drafter looks in what that knows of other requests."""
+        it reads, nor one that its request reads if it is wrong. `tiers`, `looks_up`, `events`: see PrefixReuse."""
         most = commit_first_tokens(geometry) if geometry.sliding_page.layers else 1 + draft_tokens
         assert draft_tokens < most, f"{draft_tokens} drafts write over rows in a window of {geometry.window}"
         self.limits, self.mixed_pace = limits, mixed_pace
         self.drafting = Drafting(draft_tokens, limits.max_num_seqs, step_costs, asked=asked_drafts)
         self.arena = PageArena(geometry, pool_bytes)
-        reuse = partial(PrefixReuse, self.arena, geometry, limits, host_bytes=host_cache_bytes, looks_up=looks_up)
-        self.prefixes: NoReuse = reuse() if prefix_caching else NoReuse()
-        self._geometry = geometry
-        self._admission = Admission(limits, geometry, pool_bytes)
-        self._queue = RequestQueue()
-        self.held_back = HeldBack()
+        self.prefixes = PrefixReuse(
+            self.arena, geometry, limits, keeps_pages=prefix_caching, tiers=tiers, looks_up=looks_up, events=events
+        )
+        self._geometry, self._admission = geometry, Admission(limits, geometry, pool_bytes)
+        self._queue, self.held_back = RequestQueue(), HeldBack()
         self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
         self._spans = WholeSpans(self._running, limits.max_num_batched_tokens)
         self._counters = self._running.counters
         self.constraints = partial(self._running.constraints, drafting=self.drafting)
         self._in_flight: deque[StepInFlight] = deque()
-        self._events = StepEvents()
         self._tables_unknown = False  # a step failed: the next one names every entry
-        self._step, self._totals = 0, Totals()
+        self._step, self._totals, self._events = 0, Totals(), StepEvents()
 
     @property
     def has_requests(self) -> bool:

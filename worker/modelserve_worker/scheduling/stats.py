@@ -57,6 +57,21 @@ class Totals:
         self.prompt_tokens_host_total += request.host_cached_tokens
 
 
+class TierCounters(NamedTuple):
+    """What a tier behind the prefix cache holds, and what it has come to since the start. Bytes are per rank."""
+
+    name: str
+    capacity_bytes: int = 0  # of memory that is there for cached pages
+    used_bytes: int = 0
+    queries_total: int = 0  # prompt tokens that the pool did not have
+    hits_total: int = 0  # of these, those that came from the tier
+    evictions_total: int = 0  # tails that it gave up
+    stored_bytes_total: int = 0  # copied there
+    restored_bytes_total: int = 0  # and back
+    stores_off: bool = False  # an error has ended the copies to it
+    loads_off: bool = False  # and those from it
+
+
 class EngineStats(NamedTuple):
     """Gauges at the end of a step, and counters since the start. Bytes and pages are per rank.
 
@@ -88,16 +103,12 @@ class EngineStats(NamedTuple):
     low_acceptance: bool = False  # of drafts for minutes: the drafter does not fit
     proposals_judged_total: int = 0  # verified or not
     draft_acceptance: float = 0.0  # of recent drafts, those that were right where the ones before them were
-    prompt_tokens_host_total: int = 0  # of prompt_tokens_cached_total, those that came from host memory
-    host_capacity_bytes: int = 0  # of host memory that is there for cached pages
-    host_used_bytes: int = 0
-    host_queries_total: int = 0  # prompt tokens that the pool did not have
-    host_hits_total: int = 0  # of these, those that came from host memory
-    host_evictions_total: int = 0  # tails that host memory gave up
-    host_stored_bytes_total: int = 0  # copied to host memory
-    host_restored_bytes_total: int = 0  # and from there
-    host_stores_off: bool = False  # an error has ended the copies to host memory
-    host_loads_off: bool = False  # and those from there
+    prompt_tokens_host_total: int = 0  # of prompt_tokens_cached_total, those that came from a tier behind the pool
+    tiers: tuple[TierCounters, ...] = ()  # those behind the prefix cache
+
+    def tier(self, name: str) -> TierCounters:
+        """The counters of a tier, all zero where there is none of this name."""
+        return next((tier for tier in self.tiers if tier.name == name), TierCounters(name))
 
     @property
     def kv_cache_usage(self) -> float:

@@ -11,7 +11,7 @@ from there are others' to give up, who register with the arena behind this cache
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from modelserve.model.architecture import LayerKind
@@ -236,17 +236,17 @@ class PrefixCache(TailIndex[Page]):
         for tail in list(self._tails):
             if not page.keepers:  # a request that writes waits for this: nobody else is asked
                 return
-            if page in self._pages(tail):
+            if page in self.pages(tail):
                 self.evict(tail)
                 self.evictions += 1
 
-    def check_integrity(self, *, arriving: list[Page] | None = None) -> None:
+    def check_integrity(self, *, arriving: Iterable[Page] = ()) -> None:
         """Raise AssertionError unless every keeper of a page is a live tail, a block in use, a table's history, or one
         of those that are on their way (`arriving`), and what no other tier has is known."""
         kept = self.kept()
         for table in self._tables:
             kept.update(table.history)
-        kept.update(arriving or [])
+        kept.update(arriving)
         for page, count in kept.items():
             assert page.keepers == count, f"page {page.number} has {count} keepers, {page.keepers} counted"
         assert self._arena.num_keepers == sum(kept.values()), "somebody else keeps pages"

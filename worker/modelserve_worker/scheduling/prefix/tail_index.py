@@ -263,7 +263,8 @@ class TailIndex(Generic[P]):
                 pages.append(block.page)
         return pages[::-1]
 
-    def _pages(self, tail: Tail[P]) -> Iterator[P]:
+    def pages(self, tail: Tail[P]) -> Iterator[P]:
+        """Those that a live tail needs: its own, and those of its way."""
         yield from tail.own_pages
         for block in tail.block.upwards():
             if block.page is not None:

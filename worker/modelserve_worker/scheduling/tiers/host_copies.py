@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import HostCopy
@@ -22,11 +23,14 @@ from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
 STALLED_S = 10.0  # a step takes a second or two at most, and copies wait for the one before them
 
 
+AnyPage = TypeVar("AnyPage", Page, HostPage)
+
+
 @dataclass(slots=True, eq=False)
 class Copy:
     """Of a page to its place or back. `step` is 0 until it is sent."""
 
-    page: Page
+    page: Page | HostPage  # of a tier in front
     host: HostPage
     number: int = -1  # the page's, when it was sent
     step: int = 0
@@ -37,7 +41,7 @@ class Copy:
         return self.page.number != self.number
 
 
-def in_memory_order(pages: list[Page]) -> list[Page]:
+def in_memory_order(pages: list[AnyPage]) -> list[AnyPage]:
     """As the pool has them from its bottom up, so that neighbours can be copied at once."""
     return sorted(pages, key=lambda page: page.number if page.kind is LayerKind.SLIDING else -page.number)
 

@@ -26,6 +26,11 @@ class HostPage:
         self.copied = False
         self.valid = True
 
+    @property
+    def number(self) -> int:
+        """As a page of the pool has one: it names the page to whoever copies it."""
+        return self.place
+
 
 class HostPool:
     """Pages in the pieces of `layout` that are there so far."""

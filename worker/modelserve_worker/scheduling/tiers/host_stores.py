@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
@@ -20,7 +21,7 @@ from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
 
 @dataclass(eq=False, slots=True)
 class _Store:
-    tail: Tail[Page]
+    tail: Tail[Any]
     block: Block[HostPage]  # in use
     sliding: dict[int, HostPage]  # these and `partial` are kept
     partial: HostPage | None
@@ -49,19 +50,20 @@ class HostStores:
         self._index = index
         self._saved = saved
         self._has_global = bool(geometry.global_page.layers)
-        self._stores: dict[Tail[Page], _Store] = {}
+        self._stores: dict[Tail[Any], _Store] = {}
         self._sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
         self.stored_bytes = 0
         self.coming_bytes = 0  # that are being copied
 
-    def __contains__(self, tail: Tail[Page]) -> bool:
+    def __contains__(self, tail: Tail[Any]) -> bool:
         return tail in self._stores
 
     def __bool__(self) -> bool:
         return bool(self._stores)
 
-    def start(self, tail: Tail[Page]) -> bool:
-        """Queue the copies of a live tail, less the pages that host memory has. False where there is no room."""
+    def start(self, tail: Tail[Any]) -> bool:
+        """Queue the copies of a live tail of the pool, or of a nearer tier, less the pages that this one has. False
+        where there is no room."""
         block = self._index.block_of(tail.block.digests())
         shared = next((each for each in block.upwards() if each.uses), None)
         if shared is not None and any(each.page is not None and not each.page.valid for each in shared.upwards()):
@@ -142,12 +144,13 @@ class HostStores:
 
     def _finish(self, store: _Store) -> None:
         tail = store.tail
+        original = tail.original or tail
         copy: Tail[HostPage] = Tail(
             store.block, tail.end, tail.lowest, tail.first, tail.tokens, store.partial, {**store.sliding}, tail.client,
-            None, 0, tail.junction, superseded=tail.superseded, marks=tail.marks, original=tail,
+            None, 0, tail.junction, superseded=tail.superseded, marks=tail.marks, original=original,
         )  # fmt: skip
-        tail.copies[self._index] = copy
-        self._saved(tail)
+        original.copies[self._index] = copy
+        self._saved(original)
         self._index.insert(copy, [])
         self._release(store)
 
