@@ -56,6 +56,15 @@ def test_a_checkpoint_replaces_an_older_one(checkpoint: Path, there: Path) -> No
     assert _receive(str(there)).stdout.decode().strip() == content_hash(checkpoint)
 
 
+def test_what_a_link_leads_to_arrives_as_a_file(checkpoint: Path, there: Path) -> None:
+    (checkpoint.parent / "shared.json").write_text("shared")
+    (checkpoint / "tokenizer.json").symlink_to("../shared.json")
+    done = _receive(str(there), content_hash(checkpoint), stream=_stream(checkpoint))
+    assert (done.returncode, done.stderr) == (0, b"")
+    arrived = there / "tokenizer.json"
+    assert (arrived.is_symlink(), arrived.read_text()) == (False, "shared")
+
+
 def test_names_and_contents_make_the_hash(checkpoint: Path) -> None:
     first, absent = content_hash(checkpoint), content_hash(checkpoint / "absent")
     (checkpoint / "config.json").write_text("{ }")

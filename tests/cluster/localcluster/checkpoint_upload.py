@@ -47,7 +47,7 @@ def pack(directory: Path, file: IO[bytes]) -> None:
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         return entry.replace(mode=0o644, uid=0, gid=0, uname="", gname="", deep=False)
 
-    with tarfile.open(fileobj=file, mode="w") as archive:
+    with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:  # checkpoints of tests share a tokenizer
         for path in checkpoint_receiver.files(directory):
             archive.add(path, arcname=path.name, filter=plain)
 
