@@ -69,8 +69,9 @@ def read_rank_settings(
     *,
     weight_format: WeightFormat | None,
     on_cpu: bool,
+    capability: int | None = None,
 ) -> RankSettings:
-    """What a rank of a worker with `args` is sized by. Raises as `read_speculation`."""
+    """What a rank of a worker with `args` is sized by, `capability` that of its GPU. Raises as `read_speculation`."""
     return RankSettings(
         tensor_parallel_size=args.tensor_parallel_size,
         max_num_batched_tokens=args.max_num_batched_tokens,
@@ -81,6 +82,7 @@ def read_rank_settings(
         weight_format=weight_format,
         speculation=read_speculation(args, architecture),
         profile=args.profile,
+        capability=capability,
     )
 
 

@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
+from modelserve.sizing.backends.workspace import product_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.weights.assistant import drafter_buffer_bytes
 from modelserve.sizing.weights.dequantisation import dequantised_bytes
-from modelserve.sizing.weights.quantised_tiles import product_bytes
 from modelserve.sizing.weights.text import element_bytes
 from modelserve.units import MIB
 
@@ -58,7 +58,7 @@ def activation_terms(
 
     The format of the cache decides what chunks expand, on GPUs; the CPU's terms hold for all formats of it.
     """
-    scratch = _quantised_scratch(architecture, settings)
+    scratch = _product_scratch(architecture, settings)
     tokens, e, tp = settings.max_num_batched_tokens, element_bytes(architecture), settings.tensor_parallel_size
     sequences, on_cpu, speculation = settings.max_num_seqs, settings.on_cpu, settings.speculation
     per_layer = tokens * architecture.num_hidden_layers * architecture.hidden_size_per_layer_input
@@ -124,18 +124,24 @@ def activation_terms(
     return MappingProxyType(always), MappingProxyType(phases)
 
 
-def _quantised_scratch(architecture: ModelArchitecture, settings: RankSettings) -> dict[str, int]:
-    """What products with quantised matrices hold: `products` of kernels, `dequantised` of plain PyTorch."""
+def _product_scratch(architecture: ModelArchitecture, settings: RankSettings) -> dict[str, int]:
+    """What products hold: `products` of kernels, `dequantised` of plain PyTorch; nothing where that is nothing."""
     weight_format = settings.weight_format
-    sizes = {
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-    }
-    if weight_format is None or not weight_format.quantised:
+    quantised = weight_format is not None and weight_format.quantised
+    on_kernels = takes_model(architecture) and (not quantised or multiplied_by_kernels(architecture, weight_format))
+    if not settings.on_cpu and on_kernels:
+        count = product_bytes(architecture, settings)
+        return {"products": count} if count else {}
+    if weight_format is None or not quantised:
         return {}
-    if not settings.on_cpu and multiplied_by_kernels(architecture, weight_format):
-        return {"products": product_bytes(architecture, **sizes, weight_format=weight_format)}
-    return {"dequantised": dequantised_bytes(architecture, **sizes, weight_format=weight_format)}
+    return {
+        "dequantised": dequantised_bytes(
+            architecture,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            weight_format=weight_format,
+        )
+    }
 
 
 def _residual_copies(architecture: ModelArchitecture, tensor_parallel_size: int) -> int:

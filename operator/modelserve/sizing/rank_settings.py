@@ -16,7 +16,8 @@ Profile = Literal["fast", "exact"]
 class RankSettings:
     """`kv_dtype` and `kv_layout` are the cache's: GPUs expand what some formats store. `weight_format` left out is the
     architecture's dtype. With `speculation` a sequence has up to 1 + k rows in a step, of which each may get a token.
-    In `profile` exact the hidden states of a whole step have a buffer."""
+    In `profile` exact the hidden states of a whole step have a buffer. `capability` of the GPU, 10 * major + minor,
+    says which kernels multiply; None: the GPU is not known, or there is none."""
 
     tensor_parallel_size: int
     max_num_batched_tokens: int
@@ -27,6 +28,7 @@ class RankSettings:
     weight_format: WeightFormat | None = None
     speculation: Speculation = NO_DRAFTS
     profile: Profile = "fast"
+    capability: int | None = None
 
     @property
     def decode_rows(self) -> int:

@@ -41,7 +41,9 @@ def plan_report(
     on_cpu = memory.device == "cpu"
     utilization = Decimal(str(args.gpu_memory_utilization))
     geometry, length = memory.geometry, memory.max_model_len
-    settings = read_rank_settings(args, architecture, geometry, weight_format=memory.weight_format, on_cpu=on_cpu)
+    settings = read_rank_settings(
+        args, architecture, geometry, weight_format=memory.weight_format, on_cpu=on_cpu, capability=table.capability
+    )
     product = CPU_PRODUCT if on_cpu else memory.device.replace(" ", "-")  # as the node label spells it
     gpu = accelerator_from_labels(
         product, memory_mib=memory.total_bytes // MIB, compute_capability=table.compute_capability

@@ -286,7 +286,12 @@ def _profile(
     runner.profile(heaviest_steps(args, longest=longest, on_gpu=on_gpu, draft_tokens=drafts, asked=asked))
     if probe is not None:
         settings = inspection.read_rank_settings(
-            args, model.architecture, geometry, weight_format=model.weight_format, on_cpu=False
+            args,
+            model.architecture,
+            geometry,
+            weight_format=model.weight_format,
+            on_cpu=False,
+            capability=model.operations.table.capability,
         )
         use = probe.measure(
             args.gpu_memory_utilization,

@@ -13,8 +13,9 @@ from typing import Literal
 from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat
 from modelserve.sizing.backends.table import ANY_ROWS, HEAD, LIBRARY, NO_ENDS, Backend, Choice, Ends, Operation
 from modelserve.sizing.rank_settings import Profile
+from modelserve.sizing.weights.quantised_tiles import fp8_inputs
 
-Argument = Literal["capability", "settles", "shared", "tile"]
+Argument = Literal["capability", "settles", "shared", "tile", "workspace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,16 @@ class Matrix:
         return self.capability is not None and self.profile == "exact"
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes that a row of inputs has while it is multiplied: in the order of the matrix's columns, or in e4m3 with
+        its scale."""
+        if self.capability is None or self.quantised is None:
+            return 0
+        if self.quantised.fp8_activations:
+            return fp8_inputs(self.inputs) + 4
+        return 2 * self.inputs if self.quantised.activation_order else 0
+
+    @property
     def ordering(self) -> tuple[str, ...]:
         """The kernel that puts inputs in the order of the matrix's columns, where these have one of their own."""
         return (LIBRARY,) if self.quantised is not None and self.quantised.activation_order else ()
@@ -64,11 +75,12 @@ class ProductKernel:
     `takes` (matrix) -> the most rows that it multiplies, ANY_ROWS, or 0 for a matrix that it does not take. `launch`:
     "module:function" that a worker calls (x, matrix as kernels hold it; of experts also where their rows end), with
     what `given` names: its GPU's capability, whether the product settles, buffers that products share, the tile of
-    profile exact. "": PyTorch's product, or the profile's own, multiplies by the elements. `kernels` (matrix) -> all
-    that one call launches, left out: the one of the row's name. `ends`: what the kernel does with sums besides storing
-    them. `buffer` (matrix) -> name and bytes of memory that all calls share; `row_bytes` (matrix) -> bytes that a row
-    of inputs needs while it is multiplied. `extra`: what a product of so many rows or more takes beside reading and
-    multiplying, by the name of the rate (`planning.engine_rates.EngineRates`).
+    profile exact, the workspace (uint8) that is its `buffer`. "": PyTorch's product, or the profile's own, multiplies
+    by the elements. `kernels` (matrix) -> all that one call launches, left out: the one of the row's name. `ends`: what
+    the kernel does with sums besides storing them. `buffer` (matrix) -> name and bytes of memory that all calls share;
+    `row_bytes` (matrix) -> bytes that a row of inputs has while it is multiplied, left out: `Matrix.row_bytes`.
+    `extra`: what a product of so many rows or more takes beside reading and multiplying, by the name of the rate
+    (`planning.engine_rates.EngineRates`).
     """
 
     name: str
@@ -98,7 +110,7 @@ class ProductKernel:
             shared_bytes=self.shared_bytes,
             workspace_bytes=workspace_bytes,
             buffer=buffer,
-            row_bytes=0 if self.row_bytes is None else self.row_bytes(matrix),
+            row_bytes=matrix.row_bytes if self.row_bytes is None else self.row_bytes(matrix),
             ends=self.ends,
             settles=matrix.settles and "settles" in self.given,
             launch=self.launch,

@@ -10,7 +10,7 @@ from math import gcd
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import FP8_BLOCK, StoredType, WeightFormat
-from modelserve.sizing.weights.text import WeightTensor, element_bytes, weight_tensors
+from modelserve.sizing.weights.text import WeightTensor, weight_tensors
 
 INT4_TILE_INPUTS = 256  # inputs of one tile; the last tile of a row is filled up with zeros
 INT4_GROUPS = (32, 64, 128, 256)  # inputs of a scale that the kernels take
@@ -80,29 +80,3 @@ def _held_bytes(tensor: WeightTensor, weight_format: WeightFormat) -> int:
     if weight_format.scales == "block":
         scales = -(-tensor.rows // fp8_scale_rows(tensor.parts)) * -(-tensor.columns // FP8_BLOCK)
     return tensor.count * (tensor.rows * fp8_inputs(tensor.columns) + 4 * scales)
-
-
-@lru_cache(maxsize=256)
-def product_bytes(
-    architecture: ModelArchitecture,
-    *,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    weight_format: WeightFormat,
-) -> int:
-    """Bytes beside inputs and results: what all products share, and the most that one of a step's rows has for itself.
-
-    INT4 shares a dequantised block where a step has many rows of inputs; its own are these in an activation order. FP8:
-    inputs rounded to e4m3 with their scales, where the checkpoint was made for that.
-    """
-    tokens, e, most = max_num_batched_tokens, element_bytes(architecture), 0
-    blocks = weight_format.stored is StoredType.INT4 and tokens > INT4_FUSED_ROWS
-    shared = SPLIT_SUM_BYTES + (DEQUANTISED_BLOCK_BYTES if blocks else 0)
-    for tensor in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size):
-        stored, scratch = weight_format.of(tensor.linear), 0
-        if stored is StoredType.INT4 and weight_format.activation_order:
-            scratch = tokens * tensor.columns * e
-        elif stored is StoredType.FP8 and weight_format.fp8_activations:
-            scratch = tokens * (fp8_inputs(tensor.columns) + 4)
-        most = max(most, scratch)
-    return shared + most

@@ -124,6 +124,13 @@ class SharedBuffers:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._named: dict[str, Tensor] = {}
+
+    def named(self, name: str, count: int) -> Tensor:
+        """uint8 [`count`] of the buffer of that name, on addresses that do not change while nobody asks for more."""
+        if (found := self._named.get(name)) is None or found.numel() < count:
+            found = self._named[name] = torch.empty(count, dtype=torch.uint8, device=self._device)
+        return found[:count]
 
     @cached_property
     def split_sums(self) -> SplitSums:
