@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     plot=arguments.plot,
                     image_architectures=tuple(arguments.image_architecture) or IMAGE_ARCHITECTURES,
                     every=arguments.all,
+                    kernels=arguments.kernels,
                 )
             )
             print(text, flush=True)
@@ -117,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument(
         "--all", action="store_true", help="without --accelerator: every candidate, not only the best of each product"
+    )
+    plan.add_argument(
+        "--kernels", action="store_true", help="which kernels a rank would launch there, by rows, and what they hold"
     )
     plan.add_argument(
         "--image-architecture", action="append", default=[], metavar="ARCH",

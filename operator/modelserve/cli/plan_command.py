@@ -22,6 +22,7 @@ from modelserve.cli.comparison import (
     comparison_text,
     peer_curves,
 )
+from modelserve.cli.plan_kernels import kernels_json, kernels_text
 from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_name
 from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
 from modelserve.cli.plot import plot_concurrency
@@ -69,6 +70,7 @@ class PlanOptions:
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES  # CPUs that the worker's image is built for
     plot: str | None = None  # PNG file of concurrency against context
     every: bool = False  # in the table: all candidates, where no accelerator is named
+    kernels: bool = False  # that each candidate shown launches
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,17 @@ class PlannedServe:
     wishes: Wishes
     compared: ComparedPool | None
     comparison: list[dict[str, Any]]
+    architecture: ModelArchitecture
     peers: tuple[PeerCurve, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, *, kernels: bool = False) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, "plan": self.plan.to_json()}
+        if kernels:
+            entry["kernels"] = kernels_json(best_of_each_product(self.shown), self.architecture, self.wishes)
         return entry | ({"comparison": self.comparison} if self.comparison else {})
 
-    def to_text(self, *, every: bool) -> str:
-        """The table, of `every` candidate or of the best of each product."""
+    def to_text(self, *, every: bool, kernels: bool) -> str:
+        """The table, of `every` candidate or of the best of each product, whose kernels are shown if `kernels`."""
         shown = self.shown if every else best_of_each_product(self.shown)
         page = plan_text(
             self.name,
@@ -99,6 +104,8 @@ class PlannedServe:
             nodes_left_out=self.left_out,
             rows_left_out=len(self.shown) - len(shown),
         )
+        if kernels:
+            page += f"\n\n{kernels_text(best_of_each_product(self.shown), self.architecture, self.wishes)}"
         return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
 
 
@@ -134,7 +141,7 @@ def planned_output(planned: Sequence[PlannedServe], where: Inventory, options: P
     """The output and the exit code, as of `run_plan`."""
     if options.plot is not None:
         _plot(planned, options.plot)
-    entries = [entry.to_json() for entry in planned]
+    entries = [entry.to_json(kernels=options.kernels) for entry in planned]
     if options.output == "json":
         text = json.dumps(entries, indent=2)
     elif options.output == "yaml":
@@ -142,7 +149,7 @@ def planned_output(planned: Sequence[PlannedServe], where: Inventory, options: P
     else:
         pools = [pools_text(found)] if where.of_cluster and (found := where.pools()) else []
         every = options.every or bool(options.accelerators)
-        text = "\n\n".join([*pools, *(entry.to_text(every=every) for entry in planned)])
+        text = "\n\n".join([*pools, *(entry.to_text(every=every, kernels=options.kernels) for entry in planned)])
     return text, EXIT_FITS if all(entry.plan.fits for entry in planned) else EXIT_NO_PLAN
 
 
@@ -173,7 +180,7 @@ def _planned(
     asked = wishes(spec, **sized)
     left_out = tuple(where.left_out(spec))
     if options.compare is None:
-        return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [])
+        return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [], architecture)
     versions = compared_versions(options.compare)
     pool_bytes = _bytes("--pool", options.pool) if options.pool else None
     pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
@@ -181,7 +188,7 @@ def _planned(
         raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
     compared = compare(architecture, pool, versions)
     peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
-    return PlannedServe(serve.metadata.name, made, rows, left_out, asked, pool, compared, peers)
+    return PlannedServe(serve.metadata.name, made, rows, left_out, asked, pool, compared, architecture, peers)
 
 
 def _plot(planned: Sequence[PlannedServe], file: str) -> None:

@@ -194,7 +194,7 @@ _HOPPER, _TRITON = (
 )
 _DECODE, _CHUNK = (Operation.DECODE_ATTENTION,), (Operation.CHUNK_ATTENTION,)
 
-ATTENTION = (
+ATTENTION = [
     AttentionKernel(
         _DECODE, Backend.HOPPER, _HOPPER + "sliding_decode", _sliding_rows, lambda _: ("sliding_decode",),
         shared_bytes=lambda s: sliding_decode_bytes(s.window),
@@ -233,4 +233,4 @@ ATTENTION = (
         (Operation.SPAN_ATTENTION,), Backend.TRITON, _TRITON + "chunk_attention",
         lambda a: any_rows(bool(a.shape.window)), _triton_chunk,
     ),
-)  # fmt: skip
+]  # fmt: skip

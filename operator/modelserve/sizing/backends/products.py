@@ -270,4 +270,4 @@ GROUPED_PRODUCTS = (
 )  # fmt: skip
 """By the matrices of experts, of rows that are sorted by expert."""
 
-PRODUCTS = (*DENSE_PRODUCTS, *GROUPED_PRODUCTS)
+PRODUCTS = [*DENSE_PRODUCTS, *GROUPED_PRODUCTS]
