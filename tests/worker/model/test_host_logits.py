@@ -13,7 +13,7 @@ from test_prefix_logits import TOLERANCE, largest_difference, model_of
 
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
-from modelserve_worker.scheduling.tiers.host_restores import HostRestores
+from modelserve_worker.scheduling.tiers.pool_target import PoolTarget
 
 Checkpoint = Callable[[str], Path]
 
@@ -65,13 +65,14 @@ def test_with_8_bits_they_are_the_same_bytes(variant: str, dtype: KVCacheDtype, 
 def test_the_audit_sees_pages_that_come_back_in_another_order(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = HostRestores._begin
+    honest = PoolTarget.receive
 
-    def mixed(restores: HostRestores, source: object) -> object:
-        restore = honest(restores, source)  # type: ignore[arg-type]
-        restore.way.reverse()
-        return restore
+    def mixed(target: PoolTarget, source: object) -> object:
+        arrival = honest(target, source)  # type: ignore[arg-type]
+        if arrival is not None:
+            arrival.way.reverse()
+        return arrival
 
-    monkeypatch.setattr(HostRestores, "_begin", mixed)
+    monkeypatch.setattr(PoolTarget, "receive", mixed)
     with pytest.raises(AssertionError, match=r"read \d+ rows and may read positions"):
         replay(model_of(checkpoint("31B")), evicting(model_of(checkpoint("31B"))))

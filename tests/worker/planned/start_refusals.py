@@ -169,7 +169,6 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "models.gemma4_assistant:Gemma4Assistant.__init__", "InvalidInput"): (2, _PAIR),
     (_WORKER + "scheduling.admission:Admission.validate", "InvalidInput"): (5, _REQUEST),
     (_WORKER + "scheduling.pages.arena:PageArena.allocate", "OutOfPagesError"): (1, _REQUEST),
-    (_WORKER + "scheduling.tiers.host_restores:HostRestores._begin", "OutOfPagesError"): (1, _REQUEST),
     (_WORKER + "scheduling.prompt_spans:check_spans", "InvalidInput"): (4, _REQUEST),
     (_WORKER + "scheduling.scheduler:Scheduler.add", "InvalidInput"): (1, _REQUEST),
     (_WORKER + "server.http.authentication:ApiKeys.__init__", "InvalidInput"): (1, _FILES),

@@ -14,8 +14,8 @@ from test_traffic import Traffic
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.tiers.host_copies import Copy
-from modelserve_worker.scheduling.tiers.host_stores import HostStores
 from modelserve_worker.scheduling.tiers.host_tier import host_tiers
+from modelserve_worker.scheduling.tiers.transfer import Transfer
 
 
 class HostTraffic(Traffic):
@@ -53,7 +53,7 @@ class HostTraffic(Traffic):
 
     @property
     def waits_for_copies(self) -> bool:
-        return bool(self.tier.stores) or bool(self.scheduler._queue._fetching)
+        return bool(self.tier.spills) or bool(self.scheduler._queue._fetching)
 
     def schedule(self) -> None:
         self.turn += 1
@@ -125,6 +125,6 @@ def test_the_simulation_notices_pages_that_are_used_while_they_are_being_loaded(
 
 def test_the_simulation_notices_stores_of_pages_that_went_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Copy, "moved", property(lambda copy: False))
-    monkeypatch.setattr(HostStores, "forget_ended_tails", lambda stores: None)
+    monkeypatch.setattr(Transfer, "give_up_gone", lambda transfer: None)
     with pytest.raises(AssertionError, match=r"rows that are not its own|is outside"):
         run(examples=100)

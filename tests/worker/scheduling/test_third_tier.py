@@ -29,10 +29,10 @@ class FarTier(Tier):
         self.dead = False
 
     def prepare(self, needed_bytes: int) -> None:
-        for tail in () if self.stores.lane.off else self.sessions.tier.index.tails:
+        for tail in () if self.spills.lane.off else self.sessions.tier.index.tails:
             copy = tail.original and tail.original.copies.get(self.index)
-            if tail not in self.stores and not (copy and copy.live):
-                self.stores.start(tail)
+            if tail not in self.spills and not (copy and copy.live):
+                self.spills.start(tail)
 
     def heard(self, device: HostProgress) -> HostProgress:
         self.turn += 1

@@ -142,7 +142,7 @@ class PrefixReuse:
     @property
     def arriving_bytes(self) -> int:
         """Of pages whose rows are on their way from a tier."""
-        return sum(tier.restores.arriving_bytes for tier in self.tiers)
+        return sum(tier.restores.coming_bytes(awaited=True) for tier in self.tiers)
 
     def counts(self) -> dict[str, int | tuple[TierCounters, ...]]:
         """What `EngineStats` says of it."""

@@ -34,6 +34,7 @@ class Copy:
     host: HostPage
     number: int = -1  # the page's, when it was sent
     step: int = 0
+    ended: bool = False
 
     @property
     def moved(self) -> bool:
@@ -105,6 +106,7 @@ class CopyLane:
         while self._sent and self._sent[0][1][0].step <= step:
             ended += self._sent.popleft()[1]
         for copy in ended:
+            copy.ended = True
             self._pool.let_go(copy.host)
         return ended
 

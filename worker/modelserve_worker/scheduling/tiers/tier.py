@@ -30,13 +30,13 @@ from modelserve_worker.host_pages import LANE_ENDED, HostLayout, HostProgress
 from modelserve_worker.scheduling.pages.arena import PageArena
 from modelserve_worker.scheduling.prefix.eviction_order import ROWS
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
-from modelserve_worker.scheduling.prefix.tail_index import TailIndex
-from modelserve_worker.scheduling.prefix.tails import Hit, Tail
+from modelserve_worker.scheduling.prefix.tails import Hit
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.scheduling.stats import TierCounters
+from modelserve_worker.scheduling.tiers.copy_index import CopyIndex
 from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
-from modelserve_worker.scheduling.tiers.host_restores import HostRestores
-from modelserve_worker.scheduling.tiers.host_stores import HostStores
+from modelserve_worker.scheduling.tiers.pool_target import PoolTarget
+from modelserve_worker.scheduling.tiers.transfer import Transfer
 
 LONGEST_WAIT_S = 1.0  # of an admission for stores
 _MOST_RESTORES = 2  # of one request, whose rows may have to go again before it begins
@@ -55,23 +55,6 @@ class StepCopies(NamedTuple):
     loads: tuple[HostCopy, ...] = ()
     loads_awaited: int = 0
     checks: tuple[PageCheck, ...] = ()
-
-
-class _CopyIndex(TailIndex[HostPage]):
-    """Of copies of what `cache` has, or had."""
-
-    def __init__(self, pool: HostPool, geometry: CacheGeometry, prices: PromptCost, cache: PrefixCache) -> None:
-        super().__init__(pool, geometry, prices)
-        self._cache = cache
-
-    def evict(self, tail: Tail[HostPage]) -> None:
-        super().evict(tail)
-        assert tail.original is not None, "it was copied from there"
-        self._cache.gone(tail.original)
-
-    def _base(self, tail: Tail[HostPage]) -> int:
-        assert tail.original is not None, "it was copied from there"
-        return tail.original.base
 
 
 class Tier(ABC):
@@ -112,9 +95,10 @@ class Tier(ABC):
         pages = geometry.sliding_page.pages(geometry.global_page.page_tokens) + 1
         self._left_bytes = pages * sizes[LayerKind.SLIDING] + sizes[LayerKind.GLOBAL]
         self.pool = HostPool(geometry, HostLayout.of(geometry, capacity_bytes))
-        self.index = _CopyIndex(self.pool, geometry, prices, cache)
-        self.stores = HostStores(self.pool, self.index, geometry, cache.note)
-        self.restores = HostRestores(self.pool, arena, cache, geometry)
+        self.index = CopyIndex(self.pool, geometry, prices, cache)
+        self.spills = Transfer(self.index, self.pool, sizes)
+        self.restores = Transfer(PoolTarget(arena, cache, geometry), self.pool, sizes)
+        arena.register(self.restores)
         self.queries = self.hits = 0
         self._asked: Counter[str] = Counter()  # restores, by request
         # For which versions of both tiers, bytes that are needed and that are free nothing is left to store.
@@ -124,7 +108,7 @@ class Tier(ABC):
     @property
     def queued(self) -> bool:
         """Whether there is something to copy."""
-        return self.stores.lane.queued or self.restores.lane.queued
+        return self.spills.lane.queued or self.restores.lane.queued
 
     def counters(self) -> TierCounters:
         """What `EngineStats` says of it."""
@@ -135,9 +119,9 @@ class Tier(ABC):
             queries_total=self.queries,
             hits_total=self.hits,
             evictions_total=self.index.evictions,
-            stored_bytes_total=self.stores.stored_bytes,
-            restored_bytes_total=self.restores.restored_bytes,
-            stores_off=self.stores.lane.off,
+            stored_bytes_total=self.spills.copied_bytes,
+            restored_bytes_total=self.restores.copied_bytes,
+            stores_off=self.spills.lane.off,
             loads_off=self.restores.lane.off,
         )
 
@@ -147,7 +131,7 @@ class Tier(ABC):
         self.pool.grow(progress.pieces)
         if LANE_ENDED in (progress.stored, progress.loaded):
             self._end(loads=progress.loaded == LANE_ENDED)
-        self.stores.ended(progress.stored)
+        self.spills.ended(progress.stored)
         self.restores.ended(progress.loaded)
         if self.restores.lane.stalled(self._clock()):
             self.restores.leave_waiting()
@@ -159,10 +143,10 @@ class Tier(ABC):
         target = min(target, self.pool.capacity_bytes // _HOST_SHARE)
         known = (self._cache.version, self.index.version, target)
         settled = known == self._prepared[:3] and arena.free_bytes >= self._prepared[3] - target // 16
-        off = self.stores.lane.off or self.stores.lane.stalled(self._clock())
+        off = self.spills.lane.off or self.spills.lane.stalled(self._clock())
         if arena.free_bytes >= target or settled or off:
             return
-        spare = arena.available_bytes - arena.claimed_bytes + self.stores.coming_bytes
+        spare = arena.available_bytes - arena.claimed_bytes + self.spills.coming_bytes()
         if spare >= target:
             return
         started = refused = 0
@@ -171,9 +155,9 @@ class Tier(ABC):
                 return
             if refused == _MOST_AT_ONCE:
                 break
-            if tail not in self.stores:
+            if tail not in self.spills:
                 size = self._cache.unsaved.bytes_of(tail)
-                if self.stores.start(tail):
+                if self.spills.start(tail):
                     spare, started = spare + size, started + 1
                 else:
                     refused += 1
@@ -181,7 +165,7 @@ class Tier(ABC):
 
     def holds_back(self, request_id: str, needed_bytes: int) -> bool:
         """Whether an admission that needs so many bytes waits for stores, so that nothing is lost to it."""
-        if not self.stores or self.stores.lane.stalled(self._clock()):
+        if not self.spills or self.spills.lane.stalled(self._clock()):
             return False
         if self._arena.available_bytes - self._arena.claimed_bytes >= needed_bytes + self._left_bytes:
             return False
@@ -199,7 +183,7 @@ class Tier(ABC):
 
     def restore(self, request_id: str, hit: Hit[HostPage]) -> bool:
         """Bring the rows of a hit back: the request waits for them from now on. False where the pool has no room."""
-        if not self.restores.start(request_id, hit.tail):
+        if not self.restores.start(hit.tail, request_id):
             return False
         self._asked[request_id] += 1
         self.index.touch(hit.tail)
@@ -212,15 +196,15 @@ class Tier(ABC):
 
     def take(self, step: int, *, moves_pages: bool) -> StepCopies:
         """What goes out with a step, whose moves and page numbers are fixed."""
-        self.stores.forget_ended_tails()
+        self.spills.give_up_gone()
         now, awaited = self._clock(), self.restores.after(moved=moves_pages)
-        copies = StepCopies(self.stores.lane.take(step, now), self.restores.lane.take(step, now), awaited)
+        copies = StepCopies(self.spills.lane.take(step, now), self.restores.lane.take(step, now), awaited)
         return self.send(step, copies)
 
     def begun(self, request_id: str) -> None:
         """The request holds its pages: what was brought back for it may go."""
         if request_id in self._asked:
-            self.restores.arrived(request_id)
+            self.restores.begun(request_id)
 
     def gone(self, request_id: str) -> None:
         """The request has ended."""
@@ -231,7 +215,7 @@ class Tier(ABC):
     def step_failed(self) -> None:
         """Copies that go out with steps may not have begun."""
         self.restores.clear()
-        self.stores.clear()
+        self.spills.clear()
 
     def distrust(self, digests: set[bytes]) -> None:
         """Copies of the pages of these blocks are not believed, nor what is on its way from them."""
@@ -262,8 +246,8 @@ class Tier(ABC):
 
     def _end(self, *, loads: bool) -> None:
         """An error has ended the stores of a rank, or its loads, without which nobody has use for stores."""
-        if not self.stores.lane.off:
-            self.stores.end()
+        if not self.spills.lane.off:
+            self.spills.end()
             logger.error("cached prefixes are no longer copied to %s: a rank's copies ended with an error", self.place)
         if loads and not self.restores.lane.off:
             self.restores.end()
@@ -273,8 +257,7 @@ class Tier(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError unless every copy is kept by those who should, and bytes add up."""
         kept = self.index.kept()
-        kept.update(self.stores.kept())
-        kept.update(self.restores.lane.kept())
+        kept.update([*self.spills.kept(), *self.spills.lane.kept(), *self.restores.lane.kept()])
         self.pool.check_integrity(kept.items())
 
 

@@ -1,0 +1,117 @@
+"""Spilled tails: an index of copies of the pool's tails, and what comes there.
+
+No page is held where they come from: a tail's may be given up, and moved, at any time. Then what was copied is not
+believed. It costs that hit, and no memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelserve.model.architecture import LayerKind
+from modelserve.planning.speed.prompt_rows import PromptCost
+from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
+from modelserve_worker.scheduling.prefix.tail_index import TailIndex
+from modelserve_worker.scheduling.prefix.tails import Tail
+from modelserve_worker.scheduling.tiers.host_copies import Copy, in_memory_order
+from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
+from modelserve_worker.scheduling.tiers.transfer import Arrival
+
+
+class CopyIndex(TailIndex[HostPage]):
+    """Of copies, in places of `places`, of what `cache` has, or had."""
+
+    def __init__(self, places: HostPool, geometry: CacheGeometry, prices: PromptCost, cache: PrefixCache) -> None:
+        super().__init__(places, geometry, prices)
+        self._places = places
+        self._cache = cache
+
+    def evict(self, tail: Tail[HostPage]) -> None:
+        super().evict(tail)
+        assert tail.original is not None, "it was copied from there"
+        self._cache.gone(tail.original)
+
+    def receive(self, source: Tail[Any]) -> Arrival[HostPage] | None:
+        """Copy a tail of the pool, or of a nearer tier, less the pages that are here."""
+        block = self.block_of(source.block.digests())
+        shared = next((each for each in block.upwards() if each.uses), None)
+        if shared is not None and any(each.page is not None and not each.page.valid for each in shared.upwards()):
+            return None  # until whoever copied it has ended
+        root = shared or next(each for each in block.upwards() if each.parent is None)
+        self.use(root, [])  # so that it stays while room is made
+        has_global = bool(self._geometry.global_page.layers)
+        ways = [each for each in source.block.upwards() if each.depth > root.depth] if has_global else []
+        pages = [each.page for each in ways if each.page is not None] + ([source.partial] if source.partial else [])
+        sliding = in_memory_order(list(source.sliding.values()))
+        if not self._make_room(len(pages), len(sliding)):
+            self.stop_using(root)
+            return None
+        places = dict(zip(sliding, self._places.allocate(LayerKind.SLIDING, len(sliding)), strict=True))
+        ordered = in_memory_order(pages)
+        places |= zip(ordered, self._places.allocate(LayerKind.GLOBAL, len(ordered)), strict=True)
+        by_depth: list[HostPage] = [places[each.page] for each in reversed(ways) if each.page is not None]
+        way = [by_depth[0]] * root.depth + by_depth if by_depth else []  # those before are in use, and not looked at
+        self.use(block, way)
+        self.stop_using(root)
+        for page in by_depth:  # the index has them now
+            self._places.let_go(page)
+        return Arrival(
+            source,
+            {logical: places[page] for logical, page in source.sliding.items()},
+            places[source.partial] if source.partial else None,
+            [Copy(page, place) for page, place in places.items()],
+            [],
+            block,
+        )
+
+    def copied(self, copy: Copy) -> None:
+        copy.host.copied = True
+        copy.host.valid &= not copy.moved
+
+    def is_whole(self, arrival: Arrival[HostPage]) -> bool | None:
+        """Others may have copied some of its way."""
+        assert arrival.block is not None
+        pages = [*arrival.kept, *(block.page for block in arrival.block.upwards() if block.page is not None)]
+        all_ended = all(copy.ended for copy in arrival.copies)
+        if not arrival.source.live or (all_ended and not all(page.valid for page in pages)):
+            return None
+        return all(page.copied for page in pages)
+
+    def arrive(self, arrival: Arrival[HostPage]) -> Tail[HostPage]:
+        source, block = arrival.source, arrival.block
+        assert block is not None
+        original = source.original or source
+        tail: Tail[HostPage] = Tail(
+            block, source.end, source.lowest, source.first, source.tokens, arrival.partial, {**arrival.sliding},
+            source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
+            original=original,
+        )  # fmt: skip
+        original.copies[self] = tail
+        self._cache.note(original)
+        self.insert(tail, [])
+        return tail
+
+    def release(self, arrival: Arrival[HostPage], *, arrived: bool) -> None:
+        assert arrival.block is not None
+        for copy in () if arrived else arrival.copies:
+            copy.host.valid = False
+        self.stop_using(arrival.block)
+        for page in arrival.kept:
+            self._places.let_go(page)
+
+    def _base(self, tail: Tail[HostPage]) -> int:
+        assert tail.original is not None, "it was copied from there"
+        return tail.original.base
+
+    def _make_room(self, global_pages: int, sliding_pages: int) -> bool:
+        needed = {LayerKind.GLOBAL: global_pages, LayerKind.SLIDING: sliding_pages}
+        if self._places.fits(needed):
+            return True
+        if not self._places.could_fit(needed):
+            return False
+        while (victim := next(self.victims(), None)) is not None:
+            self.give_up(victim)
+            if self._places.fits(needed):
+                return True
+        return False
