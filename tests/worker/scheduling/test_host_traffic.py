@@ -53,7 +53,7 @@ class HostTraffic(Traffic):
 
     @property
     def waits_for_copies(self) -> bool:
-        return bool(self.tier.spills) or bool(self.scheduler._queue._fetching)
+        return bool(self.tier.spills.sources) or bool(self.scheduler._queue._fetching)
 
     def schedule(self) -> None:
         self.turn += 1

@@ -31,7 +31,7 @@ class FarTier(Tier):
     def prepare(self, needed_bytes: int) -> None:
         for tail in () if self.spills.lane.off else self.sessions.tier.index.tails:
             copy = tail.original and tail.original.copies.get(self.index)
-            if tail not in self.spills and not (copy and copy.live):
+            if tail not in self.spills.sources and not (copy and copy.live):
                 self.spills.start(tail)
 
     def heard(self, device: HostProgress) -> HostProgress:

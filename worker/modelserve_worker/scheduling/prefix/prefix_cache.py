@@ -213,8 +213,7 @@ class PrefixCache(TailIndex[Page]):
     def clear(self) -> None:
         """What pages hold is unknown: forget all of it."""
         self.checks.clear()
-        for tail in list(self._tails):
-            self.evict(tail)
+        super().clear()
         for table in self._tables:
             table.forget()
 

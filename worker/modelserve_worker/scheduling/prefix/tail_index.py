@@ -186,6 +186,11 @@ class TailIndex(Generic[P]):
         tail.sliding, tail.partial = {}, None  # later ones may remember it as the one before them
         self.stop_using(tail.block)
 
+    def clear(self) -> None:
+        """Forget all of it."""
+        for tail in list(self._tails):
+            self.evict(tail)
+
     def give_up(self, victim: Tail[P]) -> None:
         """Evict it for somebody who needs its memory."""
         self._clock = max(self._clock, victim.priority)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,22 +17,6 @@ from modelserve_worker.scheduling.prefix.token_chain import SpanMark
 
 P = TypeVar("P")
 _NO_TAILS: BlockTails[Any] = BlockTails(0)  # nobody adds any
-
-
-class CopyIndex(Protocol):
-    """An index of copies in a tier, which hears of what becomes of the tails that were copied."""
-
-    def note(self, tail: Tail[Any]) -> None:
-        """Whether it is superseded may have changed."""
-        ...
-
-    def price(self, tail: Tail[Any]) -> None:
-        """What a live one saves has changed."""
-        ...
-
-    def evict(self, tail: Tail[Any]) -> None:
-        """Give up a live one, whose rows are not believed."""
-        ...
 
 
 class Block(Generic[P]):
@@ -108,7 +92,7 @@ class Tail(Generic[P]):
     followers: int = 0  # requests that resumed here
     attached: list[Block[P]] = field(default_factory=list)
     later: dict[Tail[P], None] = field(default_factory=dict)  # those that are there whose `previous` it is, or was
-    copies: dict[CopyIndex, Tail[Any]] = field(default_factory=dict)  # of one in the pool: the last one in each tier
+    copies: dict[Any, Tail[Any]] = field(default_factory=dict)  # of one in the pool: the last one in each tier's index
     original: Tail[Any] | None = None  # of a copy: who has these rows in the pool, or had
     marks: tuple[SpanMark, ...] = ()  # of spans with rows among its `tokens`
     awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun

@@ -155,7 +155,7 @@ class Tier(ABC):
                 return
             if refused == _MOST_AT_ONCE:
                 break
-            if tail not in self.spills:
+            if tail not in self.spills.sources:
                 size = self._cache.unsaved.bytes_of(tail)
                 if self.spills.start(tail):
                     spare, started = spare + size, started + 1
@@ -165,7 +165,8 @@ class Tier(ABC):
 
     def holds_back(self, request_id: str, needed_bytes: int) -> bool:
         """Whether an admission that needs so many bytes waits for stores, so that nothing is lost to it."""
-        if not self.spills or self.spills.lane.stalled(self._clock()):
+        from_pool = any(source.original is None for source in self.spills.sources)
+        if not from_pool or self.spills.lane.stalled(self._clock()):
             return False
         if self._arena.available_bytes - self._arena.claimed_bytes >= needed_bytes + self._left_bytes:
             return False
@@ -238,11 +239,7 @@ class Tier(ABC):
     def clear(self) -> None:
         """What pages hold, and what was copied from them, is not believed."""
         self.step_failed()
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        for tail in list(self.index.tails):
-            self.index.evict(tail)
+        self.index.clear()
 
     def _end(self, *, loads: bool) -> None:
         """An error has ended the stores of a rank, or its loads, without which nobody has use for stores."""
@@ -251,7 +248,7 @@ class Tier(ABC):
             logger.error("cached prefixes are no longer copied to %s: a rank's copies ended with an error", self.place)
         if loads and not self.restores.lane.off:
             self.restores.end()
-            self._forget_all()
+            self.index.clear()
             logger.error("cached prefixes no longer come back from %s: a rank's copies ended with an error", self.place)
 
     def check_integrity(self) -> None:

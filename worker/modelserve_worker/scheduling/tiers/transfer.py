@@ -9,7 +9,7 @@ to a copy that never ends.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
@@ -75,11 +75,10 @@ class Transfer(Generic[P]):
         self._after = 0
         self._unheard = 0  # the last step of which copies may be on their way for ever, on some rank
 
-    def __contains__(self, source: Tail[Any]) -> bool:
-        return source in self._arrivals
-
-    def __bool__(self) -> bool:
-        return bool(self._arrivals)
+    @property
+    def sources(self) -> Collection[Tail[Any]]:
+        """Tails that are on their way."""
+        return self._arrivals.keys()
 
     def coming_bytes(self, *, awaited: bool = False) -> int:
         """Of pages that are being copied; `awaited`: of those that requests wait for."""
