@@ -25,9 +25,8 @@ from modelserve_worker.engine.engine import Engine
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.scheduling.tiers import host_copies
+from modelserve_worker.scheduling.tiers import copy_lane
 from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.startup.replica import LaunchedReplica, launch
 
@@ -62,8 +61,7 @@ class Driver:
         )  # fmt: skip
         self.runner = replica.runner
         self.engine = Engine(self.scheduler, replica.runner)
-        if isinstance(self.scheduler.prefixes, PrefixReuse):
-            self.scheduler.prefixes._least_gap = 16
+        self.scheduler.prefixes._least_gap = 16
         self.count = 0
 
     def run(self, clients: list[Client], dice: random.Random | None = None) -> None:
@@ -140,7 +138,7 @@ def main() -> None:
     parser.add_argument("--drafts", action="store_true")
     options = parser.parse_args()
     dice = random.Random(options.seed)
-    host_copies.STALLED_S = min(host_copies.STALLED_S, options.seconds / 10)
+    copy_lane.STALLED_S = min(copy_lane.STALLED_S, options.seconds / 10)
     common = {
         "model": str(MODEL), "device": "cpu", "dtype": "float32", "cpu_memory_bytes": 2 << 30,
         "max_num_batched_tokens": CHUNK, "max_num_seqs": 8, "max_model_len": LONGEST,

@@ -33,7 +33,6 @@ from modelserve.planning.speed.prompt_rows import rows_alone
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
-from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.startup.replica import LaunchedReplica
@@ -81,7 +80,7 @@ class Bench:
             tiers=host_tiers(host),
         )
         self.scheduler._step = Bench.steps
-        if options.least_gap and isinstance(self.scheduler.prefixes, PrefixReuse):
+        if options.least_gap:
             self.scheduler.prefixes._least_gap = options.least_gap
         self.engine = Engine(self.scheduler, replica.runner)
 

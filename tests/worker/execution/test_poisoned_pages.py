@@ -73,7 +73,6 @@ class Served:
 
     @property
     def prefixes(self) -> PrefixReuse:
-        assert isinstance(self.engine.scheduler.prefixes, PrefixReuse)
         return self.engine.scheduler.prefixes
 
     def ask(self, prompt: list[int], *, tenant: str = "") -> tuple[list[int], FinishReason | None, int]:

@@ -11,7 +11,7 @@ from stamped_host import StampedHost
 
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.request import Request
-from modelserve_worker.scheduling.tiers.host_copies import STALLED_S
+from modelserve_worker.scheduling.tiers.copy_lane import STALLED_S
 from modelserve_worker.scheduling.tiers.tier import TierOf
 
 PREFIX = text(1, 2_016)

@@ -13,7 +13,7 @@ from test_traffic import Traffic
 
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.scheduling.tiers.host_copies import Copy
+from modelserve_worker.scheduling.tiers.copy_lane import Copy
 from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.scheduling.tiers.transfer import Transfer
 

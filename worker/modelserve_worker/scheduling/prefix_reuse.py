@@ -191,15 +191,11 @@ class PrefixReuse:
 
     def take_errands(self, step: int, *, moves_pages: bool) -> StepCopies:
         """What goes out with a step, whose moves and page numbers are fixed."""
-        errands = StepCopies(checks=self.cache.checks.take(step))
-        for copies in [tier.take(step, moves_pages=moves_pages) for tier in self.tiers]:
-            errands = StepCopies(
-                errands.stores + copies.stores,
-                errands.loads + copies.loads,
-                max(errands.loads_awaited, copies.loads_awaited),
-                errands.checks,
-            )
-        return errands
+        taken = [tier.take(step, moves_pages=moves_pages) for tier in self.tiers]
+        return StepCopies(
+            tuple(copy for each in taken for copy in each.stores), tuple(copy for each in taken for copy in each.loads),
+            max((each.loads_awaited for each in taken), default=0), self.cache.checks.take(step),
+        )  # fmt: skip
 
     def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
         """End chunks at checkpoints that lie inside them; `shares` [P] are changed in place."""

@@ -7,7 +7,7 @@ block is claimed once for all tails behind it, as it is used once for all (tail_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from modelserve.model.architecture import LayerKind
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
@@ -23,43 +23,33 @@ class UnsavedTails:
         self._sizes = sizes
         self._tails: set[Tail[Page]] = set()
 
-    def __contains__(self, tail: Tail[Page]) -> bool:
-        return tail in self._tails
-
     def update(self, tail: Tail[Page], *, loses_rows: bool) -> None:
         """A tail, all of whose pages are kept, is live, or what goes with it has changed."""
-        if (tail.live and loses_rows) == (tail in self._tails):
-            return
-        if tail in self._tails:
+        if not (tail.live and loses_rows):
             self.remove(tail)
-            return
-        self._tails.add(tail)
-        for page in tail.own_pages:
-            self._arena.claim(page)
-        for block in tail.block.upwards():
-            block.unsaved += 1
-            if block.unsaved > 1:
-                return
-            if block.page is not None:
-                self._arena.claim(block.page)
+        elif tail not in self._tails:
+            self._tails.add(tail)
+            self._count(tail, 1, self._arena.claim)
 
     def remove(self, tail: Tail[Page]) -> None:
         """It is about to let go of its pages, or is unsaved no longer."""
-        if tail not in self._tails:
-            return
-        self._tails.remove(tail)
-        for page in tail.own_pages:
-            self._arena.disclaim(page)
-        for block in tail.block.upwards():
-            block.unsaved -= 1
-            if block.unsaved:
-                return
-            if block.page is not None:
-                self._arena.disclaim(block.page)
+        if tail in self._tails:
+            self._tails.remove(tail)
+            self._count(tail, -1, self._arena.disclaim)
 
     def bytes_of(self, tail: Tail[Page]) -> int:
         """Cached bytes that only this one claims."""
         return sum(self._sizes[page.kind] for page in self._claimed_alone(tail) if not page.entries)
+
+    def _count(self, tail: Tail[Page], more: int, change: Callable[[Page], None]) -> None:
+        for page in tail.own_pages:
+            change(page)
+        for block in tail.block.upwards():
+            block.unsaved += more
+            if block.unsaved != max(more, 0):
+                return  # claimed for another one, as is what is before it
+            if block.page is not None:
+                change(block.page)
 
     def _claimed_alone(self, tail: Tail[Page]) -> Iterator[Page]:
         yield from (page for page in tail.own_pages if page.claims == 1)

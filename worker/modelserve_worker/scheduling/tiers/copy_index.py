@@ -14,25 +14,25 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.prefix.tail_index import TailIndex
 from modelserve_worker.scheduling.prefix.tails import Tail
-from modelserve_worker.scheduling.tiers.host_copies import Copy, in_memory_order
-from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
+from modelserve_worker.scheduling.tiers.copy_lane import Copy, in_memory_order
+from modelserve_worker.scheduling.tiers.tier_pool import TierPage, TierPool
 from modelserve_worker.scheduling.tiers.transfer import Arrival
 
 
-class CopyIndex(TailIndex[HostPage]):
+class CopyIndex(TailIndex[TierPage]):
     """Of copies, in places of `places`, of what `cache` has, or had."""
 
-    def __init__(self, places: HostPool, geometry: CacheGeometry, prices: PromptCost, cache: PrefixCache) -> None:
+    def __init__(self, places: TierPool, geometry: CacheGeometry, prices: PromptCost, cache: PrefixCache) -> None:
         super().__init__(places, geometry, prices)
         self._places = places
         self._cache = cache
 
-    def evict(self, tail: Tail[HostPage]) -> None:
+    def evict(self, tail: Tail[TierPage]) -> None:
         super().evict(tail)
         assert tail.original is not None, "it was copied from there"
         self._cache.gone(tail.original)
 
-    def receive(self, source: Tail[Any]) -> Arrival[HostPage] | None:
+    def receive(self, source: Tail[Any]) -> Arrival[TierPage] | None:
         """Copy a tail of the pool, or of a nearer tier, less the pages that are here."""
         block = self.block_of(source.block.digests())
         shared = next((each for each in block.upwards() if each.uses), None)
@@ -50,7 +50,7 @@ class CopyIndex(TailIndex[HostPage]):
         places = dict(zip(sliding, self._places.allocate(LayerKind.SLIDING, len(sliding)), strict=True))
         ordered = in_memory_order(pages)
         places |= zip(ordered, self._places.allocate(LayerKind.GLOBAL, len(ordered)), strict=True)
-        by_depth: list[HostPage] = [places[each.page] for each in reversed(ways) if each.page is not None]
+        by_depth: list[TierPage] = [places[each.page] for each in reversed(ways) if each.page is not None]
         way = [by_depth[0]] * root.depth + by_depth if by_depth else []  # those before are in use, and not looked at
         self.use(block, way)
         self.stop_using(root)
@@ -66,10 +66,10 @@ class CopyIndex(TailIndex[HostPage]):
         )
 
     def copied(self, copy: Copy) -> None:
-        copy.host.copied = True
-        copy.host.valid &= not copy.moved
+        copy.tier_page.copied = True
+        copy.tier_page.valid &= not copy.moved
 
-    def is_whole(self, arrival: Arrival[HostPage]) -> bool | None:
+    def is_whole(self, arrival: Arrival[TierPage]) -> bool | None:
         """Others may have copied some of its way."""
         assert arrival.block is not None
         pages = [*arrival.kept, *(block.page for block in arrival.block.upwards() if block.page is not None)]
@@ -78,11 +78,11 @@ class CopyIndex(TailIndex[HostPage]):
             return None
         return all(page.copied for page in pages)
 
-    def arrive(self, arrival: Arrival[HostPage]) -> Tail[HostPage]:
+    def arrive(self, arrival: Arrival[TierPage]) -> Tail[TierPage]:
         source, block = arrival.source, arrival.block
         assert block is not None
         original = source.original or source
-        tail: Tail[HostPage] = Tail(
+        tail: Tail[TierPage] = Tail(
             block, source.end, source.lowest, source.first, source.tokens, arrival.partial, {**arrival.sliding},
             source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
             original=original,
@@ -92,15 +92,15 @@ class CopyIndex(TailIndex[HostPage]):
         self.insert(tail, [])
         return tail
 
-    def release(self, arrival: Arrival[HostPage], *, arrived: bool) -> None:
+    def release(self, arrival: Arrival[TierPage], *, arrived: bool) -> None:
         assert arrival.block is not None
         for copy in () if arrived else arrival.copies:
-            copy.host.valid = False
+            copy.tier_page.valid = False
         self.stop_using(arrival.block)
         for page in arrival.kept:
             self._places.let_go(page)
 
-    def _base(self, tail: Tail[HostPage]) -> int:
+    def _base(self, tail: Tail[TierPage]) -> int:
         assert tail.original is not None, "it was copied from there"
         return tail.original.base
 

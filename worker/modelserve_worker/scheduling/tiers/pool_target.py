@@ -11,12 +11,12 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
 from modelserve_worker.scheduling.prefix.tails import Tail
-from modelserve_worker.scheduling.tiers.host_copies import Copy, in_memory_order
-from modelserve_worker.scheduling.tiers.host_pool import HostPage
-from modelserve_worker.scheduling.tiers.transfer import Arrival
+from modelserve_worker.scheduling.tiers.copy_lane import Copy, in_memory_order
+from modelserve_worker.scheduling.tiers.tier_pool import TierPage
+from modelserve_worker.scheduling.tiers.transfer import Arrival, Target
 
 
-class PoolTarget:
+class PoolTarget(Target[Page]):
     """Tails come into `cache`, whose pages are those of `arena`."""
 
     def __init__(self, arena: PageArena, cache: PrefixCache, geometry: CacheGeometry) -> None:
@@ -24,7 +24,7 @@ class PoolTarget:
         self._cache = cache
         self._geometry = geometry
 
-    def receive(self, source: Tail[HostPage]) -> Arrival[Page] | None:
+    def receive(self, source: Tail[TierPage]) -> Arrival[Page] | None:
         blocks = list(source.block.upwards())[-2::-1] if self._geometry.global_page.layers else []
         there = self._cache.pages_of(block.digest for block in blocks)
         missing = [block.page for block in blocks[len(there) :] if block.page is not None]
@@ -32,29 +32,26 @@ class PoolTarget:
             (LayerKind.SLIDING, list(source.sliding.values())),
             (LayerKind.GLOBAL, missing + ([source.partial] if source.partial else [])),
         )
-        needed = sum(len(hosts) * self._geometry.page(kind).page_bytes for kind, hosts in kinds)
+        needed = sum(len(copied) * self._geometry.page(kind).page_bytes for kind, copied in kinds)
         cached = sum(self._geometry.page(page.kind).page_bytes for page in there if not page.entries)
         if needed + cached > self._arena.available_bytes:
             return None
         for page in there:
             self._arena.keep(page)
-        fresh: dict[HostPage, Page] = {}
-        for kind, hosts in kinds:
-            pages = in_memory_order(self._arena.allocate_kept(kind, len(hosts)))
-            fresh |= zip(sorted(hosts, key=lambda host: host.place), pages, strict=True)
+        fresh: dict[TierPage, Page] = {}
+        for kind, copied in kinds:
+            pages = in_memory_order(self._arena.allocate_kept(kind, len(copied)))
+            fresh |= zip(sorted(copied, key=lambda page: page.place), pages, strict=True)
         return Arrival(
             source,
-            {logical: fresh[host] for logical, host in source.sliding.items()},
+            {logical: fresh[page] for logical, page in source.sliding.items()},
             fresh[source.partial] if source.partial else None,
-            [Copy(page, host) for host, page in fresh.items()],
-            [*there, *(fresh[host] for host in missing)],
+            [Copy(page, copied) for copied, page in fresh.items()],
+            [*there, *(fresh[page] for page in missing)],
         )
 
     def copied(self, copy: Copy) -> None:
-        """The pool's pages are sound, or given up."""
-
-    def is_whole(self, arrival: Arrival[Page]) -> bool:  # noqa: ARG002 - nobody else copies any of it
-        return True
+        """The page is sound, or was given up."""
 
     def arrive(self, arrival: Arrival[Page]) -> Tail[Page]:
         """There may be the same tail by now; either takes the place of the one that was copied, if that is gone."""

@@ -34,8 +34,8 @@ from modelserve_worker.scheduling.prefix.tails import Hit
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.scheduling.stats import TierCounters
 from modelserve_worker.scheduling.tiers.copy_index import CopyIndex
-from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
 from modelserve_worker.scheduling.tiers.pool_target import PoolTarget
+from modelserve_worker.scheduling.tiers.tier_pool import TierPage, TierPool
 from modelserve_worker.scheduling.tiers.transfer import Transfer
 
 LONGEST_WAIT_S = 1.0  # of an admission for stores
@@ -43,7 +43,7 @@ _MOST_RESTORES = 2  # of one request, whose rows may have to go again before it 
 _STORED_SHARE = 4  # a share of the pool is free or stored
 _AHEAD_SHARE = 8  # and where more is to be stored, a share of that beyond it, so that not every admission looks
 _MOST_AT_ONCE = 8  # tails that one step begins to store, or finds no place for: it does not wait for more
-_HOST_SHARE = 2  # and no more than a share of host memory, or what is stored would push itself out
+_TIER_SHARE = 2  # and no more than a share of the tier, or what is stored would push itself out
 
 logger = logging.getLogger(__name__)
 
@@ -78,23 +78,16 @@ class Tier(ABC):
         what of it `step` itself takes along to the device. Those awaited have to end before `step` begins."""
 
     def __init__(
-        self,
-        arena: PageArena,
-        cache: PrefixCache,
-        geometry: CacheGeometry,
-        prices: PromptCost,
-        capacity_bytes: int,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, arena: PageArena, cache: PrefixCache, geometry: CacheGeometry, prices: PromptCost, capacity_bytes: int,
+    ) -> None:  # fmt: skip
         self._arena = arena
         self._cache = cache
-        self._clock = clock
+        self._clock = time.monotonic
         sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
         # What a prompt leaves behind its window, and the page that its answer goes on in.
         pages = geometry.sliding_page.pages(geometry.global_page.page_tokens) + 1
         self._left_bytes = pages * sizes[LayerKind.SLIDING] + sizes[LayerKind.GLOBAL]
-        self.pool = HostPool(geometry, HostLayout.of(geometry, capacity_bytes))
+        self.pool = TierPool(geometry, HostLayout.of(geometry, capacity_bytes))
         self.index = CopyIndex(self.pool, geometry, prices, cache)
         self.spills = Transfer(self.index, self.pool, sizes)
         self.restores = Transfer(PoolTarget(arena, cache, geometry), self.pool, sizes)
@@ -113,17 +106,11 @@ class Tier(ABC):
     def counters(self) -> TierCounters:
         """What `EngineStats` says of it."""
         return TierCounters(
-            name=self.name,
-            capacity_bytes=self.pool.capacity_bytes,
-            used_bytes=self.pool.used_bytes,
-            queries_total=self.queries,
-            hits_total=self.hits,
-            evictions_total=self.index.evictions,
-            stored_bytes_total=self.spills.copied_bytes,
-            restored_bytes_total=self.restores.copied_bytes,
-            stores_off=self.spills.lane.off,
-            loads_off=self.restores.lane.off,
-        )
+            self.name, self.pool.capacity_bytes, self.pool.used_bytes,
+            queries_total=self.queries, hits_total=self.hits, evictions_total=self.index.evictions,
+            stored_bytes_total=self.spills.copied_bytes, restored_bytes_total=self.restores.copied_bytes,
+            stores_off=self.spills.lane.off, loads_off=self.restores.lane.off,
+        )  # fmt: skip
 
     def progress(self, device: HostProgress) -> None:
         """The device has come so far; a step is about to be scheduled."""
@@ -140,7 +127,7 @@ class Tier(ABC):
         """Store what would go next, before the first in the queue needs so many bytes."""
         arena = self._arena
         target = needed_bytes + self._left_bytes + arena.pool_bytes // _STORED_SHARE
-        target = min(target, self.pool.capacity_bytes // _HOST_SHARE)
+        target = min(target, self.pool.capacity_bytes // _TIER_SHARE)
         known = (self._cache.version, self.index.version, target)
         settled = known == self._prepared[:3] and arena.free_bytes >= self._prepared[3] - target // 16
         off = self.spills.lane.off or self.spills.lane.stalled(self._clock())
@@ -175,14 +162,14 @@ class Tier(ABC):
             self._held_back = request_id, now
         return now - self._held_back[1] < LONGEST_WAIT_S
 
-    def find(self, request_id: str, chain: TokenChain, most: int) -> Hit[HostPage] | None:
+    def find(self, request_id: str, chain: TokenChain, most: int) -> Hit[TierPage] | None:
         """Where the request would resume, at most at position `most`, if its rows were brought back."""
         lane = self.restores.lane
         if self._asked[request_id] >= _MOST_RESTORES or lane.off or lane.stalled(self._clock()):
             return None
         return self.index.find(chain, most)
 
-    def restore(self, request_id: str, hit: Hit[HostPage]) -> bool:
+    def restore(self, request_id: str, hit: Hit[TierPage]) -> bool:
         """Bring the rows of a hit back: the request waits for them from now on. False where the pool has no room."""
         if not self.restores.start(hit.tail, request_id):
             return False

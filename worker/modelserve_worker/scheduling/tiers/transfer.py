@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol
 
 from modelserve.model.architecture import LayerKind
 from modelserve_worker.scheduling.prefix.tails import Block, P, Tail
-from modelserve_worker.scheduling.tiers.host_copies import Copy, CopyLane
-from modelserve_worker.scheduling.tiers.host_pool import HostPool
+from modelserve_worker.scheduling.tiers.copy_lane import Copy, CopyLane
+from modelserve_worker.scheduling.tiers.tier_pool import TierPool
 
 
 @dataclass(eq=False, slots=True)
@@ -48,9 +48,9 @@ class Target(Protocol[P]):
         """It has ended."""
         ...
 
-    def is_whole(self, arrival: Arrival[P]) -> bool | None:
-        """Whether all of its rows are there; None where they never will be. Its own copies have ended."""
-        ...
+    def is_whole(self, arrival: Arrival[P]) -> bool | None:  # noqa: ARG002 - it is where nobody else copies any of it
+        """Whether all of its rows are there once its own copies have ended; None where they never will be."""
+        return True
 
     def arrive(self, arrival: Arrival[P]) -> Tail[P]:
         """The tail is live from now on."""
@@ -64,7 +64,7 @@ class Target(Protocol[P]):
 class Transfer(Generic[P]):
     """A transfer brings tails to `target`, by copies from or to places of `pool`. Bytes are per rank."""
 
-    def __init__(self, target: Target[P], pool: HostPool, page_bytes: Mapping[LayerKind, int]) -> None:
+    def __init__(self, target: Target[P], pool: TierPool, page_bytes: Mapping[LayerKind, int]) -> None:
         self.lane = CopyLane(pool)
         self.target = target
         self.ready: list[str] = []  # requests that wait no longer
@@ -83,7 +83,7 @@ class Transfer(Generic[P]):
     def coming_bytes(self, *, awaited: bool = False) -> int:
         """Of pages that are being copied; `awaited`: of those that requests wait for."""
         arrivals = [each for each in self._arrivals.values() if each.requests or not awaited]
-        return sum(self._page_bytes[copy.host.kind] for each in arrivals for copy in each.copies)
+        return sum(self._page_bytes[copy.tier_page.kind] for each in arrivals for copy in each.copies)
 
     def start(self, source: Tail[Any], *requests: str) -> bool:
         """Queue the copies of a live tail, for which these requests wait. False where the target has no room."""
@@ -99,7 +99,7 @@ class Transfer(Generic[P]):
     def ended(self, step: int) -> None:
         """The copies of steps up to this one have ended: tails that are all there are live in the target."""
         for copy in self.lane.ended(step):
-            self.copied_bytes += self._page_bytes[copy.host.kind]
+            self.copied_bytes += self._page_bytes[copy.tier_page.kind]
             self.target.copied(copy)
         for arrival in list(self._arrivals.values()):
             is_whole = self.target.is_whole(arrival)

@@ -1,7 +1,7 @@
-"""Copies between the pool and host memory that are queued, or on their way, in one direction.
+"""Copies to a tier, or from there, that are queued or on their way: a lane is one direction.
 
 A copy goes out with a step and ends some time after it; what the device reports is the last step whose copies have all
-ended. Until then the place in host memory is kept. What happens to the page meanwhile is told by its number: it changes
+ended. Until then the place in the tier is kept. What happens to the page meanwhile is told by its number: it changes
 with a move, and is gone with the page.
 
 Where an error has ended the copies of one rank, those of the others may still be on their way: no place is given out
@@ -18,20 +18,19 @@ from typing import TypeVar
 from modelserve.model.architecture import LayerKind
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.scheduling.pages.arena import Page
-from modelserve_worker.scheduling.tiers.host_pool import HostPage, HostPool
+from modelserve_worker.scheduling.tiers.tier_pool import TierPage, TierPool
 
 STALLED_S = 10.0  # a step takes a second or two at most, and copies wait for the one before them
 
-
-AnyPage = TypeVar("AnyPage", Page, HostPage)
+AnyPage = TypeVar("AnyPage", Page, TierPage)
 
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """Of a page to its place or back. `step` is 0 until it is sent."""
+    """A copy of a page goes to a tier, or comes back. `step` is 0 until it is sent."""
 
-    page: Page | HostPage  # of a tier in front
-    host: HostPage
+    page: Page | TierPage  # of the pool, or of a nearer tier
+    tier_page: TierPage
     number: int = -1  # the page's, when it was sent
     step: int = 0
     ended: bool = False
@@ -48,9 +47,9 @@ def in_memory_order(pages: list[AnyPage]) -> list[AnyPage]:
 
 
 class CopyLane:
-    """One direction."""
+    """A lane has the copies of one direction, to or from places of `pool`."""
 
-    def __init__(self, pool: HostPool) -> None:
+    def __init__(self, pool: TierPool) -> None:
         self._pool = pool
         self.off = False  # an error has ended it: nothing is queued any more
         self._queued: list[Copy] = []
@@ -60,10 +59,6 @@ class CopyLane:
     def queued(self) -> bool:
         """Whether there is something to send."""
         return bool(self._queued)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._queued or self._sent)
 
     @property
     def sent(self) -> Iterator[Copy]:
@@ -79,7 +74,7 @@ class CopyLane:
         """Send them with the next step; their places are kept until they have ended."""
         assert not self.off, "nothing is copied any more"
         for copy in copies:
-            self._pool.keep(copy.host)
+            self._pool.keep(copy.tier_page)
         self._queued += copies
 
     def withdraw(self, copies: list[Copy]) -> None:
@@ -87,7 +82,7 @@ class CopyLane:
         gone = {id(copy) for copy in copies if not copy.step}
         for copy in self._queued:
             if id(copy) in gone:
-                self._pool.let_go(copy.host)
+                self._pool.let_go(copy.tier_page)
         self._queued = [copy for copy in self._queued if id(copy) not in gone]
 
     def take(self, step: int, now_s: float) -> tuple[HostCopy, ...]:
@@ -98,7 +93,7 @@ class CopyLane:
         for copy in copies:
             copy.number, copy.step = copy.page.number, step
         self._sent.append((now_s, copies))
-        return tuple(HostCopy(copy.page.kind, copy.number, copy.host.place) for copy in copies)
+        return tuple(HostCopy(copy.page.kind, copy.number, copy.tier_page.place) for copy in copies)
 
     def ended(self, step: int) -> list[Copy]:
         """Those that went out with steps up to this one have ended; their places are let go of."""
@@ -107,7 +102,7 @@ class CopyLane:
             ended += self._sent.popleft()[1]
         for copy in ended:
             copy.ended = True
-            self._pool.let_go(copy.host)
+            self._pool.let_go(copy.tier_page)
         return ended
 
     def end(self) -> int:
@@ -118,7 +113,7 @@ class CopyLane:
         self.ended(last)
         return last
 
-    def kept(self) -> Iterator[HostPage]:
+    def kept(self) -> Iterator[TierPage]:
         """Places that it keeps, each as often as it does."""
         for copy in (*self._queued, *self.sent):
-            yield copy.host
+            yield copy.tier_page

@@ -1,4 +1,4 @@
-"""Which places of host memory are in use: copies of pages, each with a count of keepers.
+"""Which places of a tier are in use: copies of pages, each with a count of keepers.
 
 Used and free bytes add up to the bytes of the pieces that are there, as `check_integrity` recounts. What is left over
 at the end of a piece, and in pieces that have pages of the other kind, is free and of no use for now.
@@ -14,7 +14,7 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.host_pages import HostLayout
 
 
-class HostPage:
+class TierPage:
     """A copy of a page. `copied` once it has ended; `valid` is false where what was copied is not to be believed."""
 
     __slots__ = ("copied", "keepers", "kind", "place", "valid")
@@ -32,7 +32,7 @@ class HostPage:
         return self.place
 
 
-class HostPool:
+class TierPool:
     """Pages in the pieces of `layout` that are there so far."""
 
     def __init__(self, geometry: CacheGeometry, layout: HostLayout) -> None:
@@ -45,7 +45,7 @@ class HostPool:
         self._holes: list[list[int]] = [[] for _ in range(layout.num_pieces)]  # free places of pieces that have a kind
         self._open: dict[LayerKind, dict[int, None]] = {kind: {} for kind in LayerKind}  # pieces with holes
         self._num_holes = dict.fromkeys(LayerKind, 0)
-        self._taken: dict[tuple[LayerKind, int], HostPage] = {}
+        self._taken: dict[tuple[LayerKind, int], TierPage] = {}
 
     @property
     def capacity_bytes(self) -> int:
@@ -66,17 +66,17 @@ class HostPool:
         """Whether they could be had if there were nothing else."""
         return self._pieces_for(needed, dict.fromkeys(LayerKind, 0)) <= self._pieces
 
-    def allocate(self, kind: LayerKind, count: int) -> list[HostPage]:
+    def allocate(self, kind: LayerKind, count: int) -> list[TierPage]:
         """Pages in rising places, each kept once; there is room for them."""
         taken = [self._take(kind) for _ in range(count)]
         return sorted(taken, key=lambda page: page.place)
 
-    def keep(self, page: HostPage) -> None:
+    def keep(self, page: TierPage) -> None:
         """Keep a page that is kept already."""
         assert page.keepers > 0, "a page that nobody has cannot be kept"
         page.keepers += 1
 
-    def let_go(self, page: HostPage) -> None:
+    def let_go(self, page: TierPage) -> None:
         """Undo one keep; the place is free when nobody keeps the page."""
         assert page.keepers > 0, "a keeper gives its page back once"
         page.keepers -= 1
@@ -97,15 +97,15 @@ class HostPool:
         self._kinds[piece], self._holes[piece] = None, []
         heapq.heappush(self._empty, piece)
 
-    def check_integrity(self, kept: Iterable[tuple[HostPage, int]]) -> None:
+    def check_integrity(self, kept: Iterable[tuple[TierPage, int]]) -> None:
         """Recount: `kept` are the pages with all their keepers. Raises AssertionError."""
         counts = dict(kept)
-        assert all(page.keepers == count for page, count in counts.items()), "keepers of host pages differ"
-        assert set(counts) == set(self._taken.values()), "host pages are lost"
+        assert all(page.keepers == count for page, count in counts.items()), "keepers of a tier's pages differ"
+        assert set(counts) == set(self._taken.values()), "a tier's pages are lost"
         used = sum(self._sizes[kind] for kind, _ in self._taken)
         free = self.capacity_bytes - used
-        assert used == self.used_bytes, f"{used} bytes of host memory are used, {self.used_bytes} counted"
-        assert free >= 0, f"{-free} bytes of host memory too many are used"
+        assert used == self.used_bytes, f"{used} bytes of a tier are used, {self.used_bytes} counted"
+        assert free >= 0, f"{-free} bytes of a tier too many are used"
         for piece in range(self._pieces):
             inside = [kind for kind, place in self._taken if self.layout.locate(kind, place)[0] == piece]
             assert set(inside) == ({self._kinds[piece]} if self._kinds[piece] else set())
@@ -117,7 +117,7 @@ class HostPool:
         beyond = {kind: count - holes[kind] for kind, count in needed.items() if count > holes[kind]}
         return sum(-(-count // self.layout.per_piece[kind]) for kind, count in beyond.items())
 
-    def _take(self, kind: LayerKind) -> HostPage:
+    def _take(self, kind: LayerKind) -> TierPage:
         if not self._open[kind]:
             piece, per_piece = heapq.heappop(self._empty), self.layout.per_piece[kind]
             self._kinds[piece] = kind
@@ -130,5 +130,5 @@ class HostPool:
         if not self._holes[piece]:
             del self._open[kind][piece]
         self.used_bytes += self._sizes[kind]
-        page = self._taken[kind, place] = HostPage(kind, place)
+        page = self._taken[kind, place] = TierPage(kind, place)
         return page
