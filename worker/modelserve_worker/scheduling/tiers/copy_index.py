@@ -71,12 +71,13 @@ class CopyIndex(TailIndex[TierPage]):
 
     def is_whole(self, arrival: Arrival[TierPage]) -> bool | None:
         """Others may have copied some of its way."""
+        if not arrival.source.live:
+            return None
+        if not all(copy.ended for copy in arrival.copies):
+            return False
         assert arrival.block is not None
         pages = [*arrival.kept, *(block.page for block in arrival.block.upwards() if block.page is not None)]
-        all_ended = all(copy.ended for copy in arrival.copies)
-        if not arrival.source.live or (all_ended and not all(page.valid for page in pages)):
-            return None
-        return all(page.copied for page in pages)
+        return all(page.copied for page in pages) if all(page.valid for page in pages) else None
 
     def arrive(self, arrival: Arrival[TierPage]) -> Tail[TierPage]:
         source, block = arrival.source, arrival.block

@@ -216,10 +216,8 @@ class Tier(ABC):
     def lose(self, places: Collection[tuple[LayerKind, int]]) -> None:
         """The tier has lost what was copied to these places: a subclass says so before it says that loads from there
         have ended. Whoever waits for anything computes."""
-        lost = {page for page in self.index.kept() if (page.kind, page.place) in places}
-        for page in lost:
-            page.valid = False
-        for tail in [each for each in self.index.tails if not lost.isdisjoint(self.index.pages(each))]:
+        self.pool.lose(places)
+        for tail in [each for each in self.index.tails if not all(page.valid for page in self.index.pages(each))]:
             self.index.evict(tail)
         self.restores.give_up()
 

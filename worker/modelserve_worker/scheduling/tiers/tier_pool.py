@@ -97,6 +97,12 @@ class TierPool:
         self._kinds[piece], self._holes[piece] = None, []
         heapq.heappush(self._empty, piece)
 
+    def lose(self, places: Iterable[tuple[LayerKind, int]]) -> None:
+        """What these places have is not to be believed."""
+        for each in places:
+            if page := self._taken.get(each):
+                page.valid = False
+
     def check_integrity(self, kept: Iterable[tuple[TierPage, int]]) -> None:
         """Recount: `kept` are the pages with all their keepers. Raises AssertionError."""
         counts = dict(kept)

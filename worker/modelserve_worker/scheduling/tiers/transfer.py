@@ -30,6 +30,7 @@ class Arrival(Generic[P]):
     way: list[P]  # global pages of its blocks that are not in use by the index yet; kept, as the others are
     block: Block[P] | None = None  # in use, where others on their way share it
     requests: set[str] = field(default_factory=set)  # who wait for it
+    bytes: int = 0  # of its copies
 
     @property
     def kept(self) -> list[P]:
@@ -82,8 +83,7 @@ class Transfer(Generic[P]):
 
     def coming_bytes(self, *, awaited: bool = False) -> int:
         """Of pages that are being copied; `awaited`: of those that requests wait for."""
-        arrivals = [each for each in self._arrivals.values() if each.requests or not awaited]
-        return sum(self._page_bytes[copy.tier_page.kind] for each in arrivals for copy in each.copies)
+        return sum(each.bytes for each in self._arrivals.values() if each.requests or not awaited)
 
     def start(self, source: Tail[Any], *requests: str) -> bool:
         """Queue the copies of a live tail, for which these requests wait. False where the target has no room."""
@@ -92,6 +92,7 @@ class Transfer(Generic[P]):
             return False
         if source not in self._arrivals:
             self._arrivals[source] = arrival
+            arrival.bytes = sum(self._page_bytes[copy.tier_page.kind] for copy in arrival.copies)
             self.lane.queue(arrival.copies)
         arrival.requests.update(requests)
         return True
