@@ -23,13 +23,6 @@ TAKEN = {"head_dim": 256, "global_head_dim": 512}  # by the kernels, on Hopper b
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.fixture(autouse=True)
-def release_replicas() -> None:
-    """Give the device what earlier replicas of this process held: torch would count it as the next one's weights."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 @pytest.mark.parametrize(("dtype", "kv_dtype", "limit"), [
     ("float32", "auto", 1e-3), ("bfloat16", "auto", 0.1), ("bfloat16", "int8", 0.2), ("bfloat16", "fp8_e4m3", 0.5),

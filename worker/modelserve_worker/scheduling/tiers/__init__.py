@@ -1,1 +1,1 @@
-"""Host memory behind the prefix cache: pages that are spilled there and restored."""
+"""Tiers behind the prefix cache, such as host memory: where pages are spilled to, and restored from."""
