@@ -12,9 +12,20 @@ import pytest
 
 from modelserve.errors import InvalidInput
 from modelserve_operator.cluster import diff
-from modelserve_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
+from modelserve_operator.cluster.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    MODEL_SERVE,
+    NODE,
+    NODE_POOL,
+    POD,
+    WATCHED,
+    ResourceKind,
+)
+from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.cluster.store import Store
 from modelserve_operator.gathering import watchdog
+from modelserve_operator.gathering.gather import Heard
 from modelserve_operator.gathering.handlers import build_settings
 from modelserve_operator.gathering.replanning import Replanning
 from modelserve_operator.gathering.watchdog import Watchdog, WatchFrozenError
@@ -302,6 +313,38 @@ async def test_a_listing_is_older_than_the_events_heard_meanwhile(world, monkeyp
     monkeypatch.setattr(world.cluster, "pages", overtaken)
     await world.gatherer.relist()
     assert world.gatherer.known_keys() == {Key("ml", "made")}
+
+
+@pytest.mark.parametrize(("refused", "status", "healed"), [
+    (DEPLOYMENT, 0, (0, False)), (DEPLOYMENT, 500, (1, False)), (NODE_POOL, 500, (1, True)),
+])  # fmt: skip
+async def test_a_kind_that_cannot_be_listed_keeps_no_other_from_being_healed(
+    world, monkeypatch: pytest.MonkeyPatch, refused: ResourceKind, status: int, healed: tuple[int, bool]
+) -> None:
+    """Where nobody answers nothing more is asked for. A ModelServe is not known without its children. What a pass has
+    found is reconciled when the next one goes through."""
+    node_labels = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "8"}
+    world.cluster.put(MODEL_SERVE, {"metadata": {"name": "known", "namespace": "ml"}, "spec": {}})
+    world.cluster.listener = None  # the watches are away
+    world.cluster.put(MODEL_SERVE, {"metadata": {"name": "missed", "namespace": "ml"}, "spec": {}})
+    world.cluster.put(NODE, {"metadata": {"name": "a", "labels": node_labels}, "status": {}})
+    answer = world.cluster.pages
+
+    async def partly(kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
+        if kind is refused:
+            raise KubeError(status, "not now")
+        async for page in answer(kind, namespace=namespace):
+            yield page
+
+    monkeypatch.setattr(world.cluster, "pages", partly)
+    with pytest.raises(KubeError, match="not now"):
+        await world.gatherer.relist()
+    observed = await world.gatherer.observe(Key("ml", "known"))
+    assert (len(observed.supply.pools), Key("ml", "missed") in world.gatherer.known_keys()) == healed
+    monkeypatch.setattr(world.cluster, "pages", answer)
+    heard, _ = await world.gatherer.relist()
+    assert heard == Heard(frozenset({Key("ml", "missed")}), supply=True)
+    assert (await world.gatherer.relist())[0].keys == set(), "once"
 
 
 async def test_a_listing_finds_out_that_a_node_is_gone(world) -> None:

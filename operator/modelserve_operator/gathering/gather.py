@@ -101,43 +101,63 @@ class Gatherer:
         self._supply_changed = True
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
         self.heard_events: Counter[ResourceKind] = Counter()  # watch events so far
+        self._listed_keys: set[Key] = set()  # that LISTs have shown since the last pass that went through
+        self._listed_supply = False  # likewise
         self._heard_since: set[tuple[ResourceKind, ObjectKey]] = set()  # the last LIST was asked for
 
     async def relist(self) -> tuple[Heard, dict[ResourceKind, int]]:
         """LIST everything into the store. Returns what differed, and the newest version of each watched kind.
 
         Called before the first reconcile, so that no decision is made on half a picture, and by the watchdog. An answer
-        is older than the events that were heard while it was under way: of their objects it says nothing.
+        is older than the events that were heard while it was under way: of their objects it says nothing. A kind that
+        the API server refuses to list keeps no other from it but ModelServes, which are not known without children;
+        what the others showed is returned by the next call. Raises the first KubeError.
         """
-        keys: set[Key] = set()
-        supply = False
         newest: dict[ResourceKind, int] = {}
-
-        def note(kind: ResourceKind, body: Body, *, deleted: bool) -> None:
-            nonlocal supply
-            if (kind, key_of(body)) not in self._heard_since:
-                heard = self.note(kind, body, deleted=deleted)
-                keys.update(heard.keys)
-                supply |= heard.supply
-
+        failed: KubeError | None = None
         for kind in (*self.watched, *self.optional):
-            self._heard_since.clear()
             if kind in NEWER and NEWER[kind] not in self.absent:
                 self.absent.add(kind)
                 continue
-            missing: dict[str, Body] = {self._identity(kind, body): body for body in self._known(kind)}
-            version = 0
-            async for body in self._list(kind):
-                version = max(version, version_of(body))
-                missing.pop(self._identity(kind, body), None)
-                note(kind, body, deleted=False)
+            if kind is MODEL_SERVE and failed is not None:
+                continue
+            try:
+                version = await self._relist(kind)
+            except KubeError as error:
+                if not error.status:  # nobody answers, and nobody would of the next kind
+                    raise
+                failed = failed or error
+                continue
             if kind not in self.optional:  # those are watched only where they existed when the operator started
                 newest[kind] = version
-            for lost in missing.values():
-                note(kind, lost, deleted=True)
+        if failed is not None:
+            raise failed
         shared, _ = await self.pulse()
         self._supply_changed = True
-        return Heard(frozenset(keys), supply or shared.supply), newest
+        listed = Heard(frozenset(self._listed_keys), self._listed_supply or shared.supply)
+        self._listed_keys, self._listed_supply = set(), False
+        return listed, newest
+
+    async def _relist(self, kind: ResourceKind) -> int:
+        """LIST one kind, and note what differs; objects are gone only where the whole answer came. Its newest version.
+        Raises KubeError."""
+        self._heard_since.clear()
+        missing: dict[str, Body] = {self._identity(kind, body): body for body in self._known(kind)}
+        version = 0
+
+        def note(body: Body, *, deleted: bool) -> None:
+            if (kind, key_of(body)) not in self._heard_since:
+                heard = self.note(kind, body, deleted=deleted)
+                self._listed_keys |= heard.keys
+                self._listed_supply |= heard.supply
+
+        async for body in self._list(kind):
+            version = max(version, version_of(body))
+            missing.pop(self._identity(kind, body), None)
+            note(body, deleted=False)
+        for lost in missing.values():
+            note(lost, deleted=True)
+        return version
 
     async def pulse(self) -> tuple[Heard, dict[ResourceKind, int]]:
         """Read the operator's own ConfigMaps: little, and the API server has answered. As `relist`."""
