@@ -20,7 +20,7 @@ from modelserve_tools.evaluation.comparison import compare
 from modelserve_tools.evaluation.report import read_report
 from modelserve_tools.evaluation.skills import exercise
 
-SCRIPT = Path(__file__).parents[1] / "gpu" / "eval_through_transformers.py"
+SCRIPT = Path(__file__).parents[1] / "bench/engine/eval_through_transformers.py"
 FLAGS = ["--skills", "arithmetic,recall", "--distances", "60,90000", "--n", "3", "--n-at", "60=5", "--seed", "4"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,15 +12,12 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat, int4
 from modelserve.published import published_model
 
-TOOLS = Path(__file__).resolve().parents[2] / "gpu"
-
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tool() -> ModuleType:
     if torch.cuda.is_available():
         pytest.skip("the tool itself runs here")
-    monkeypatch.syspath_prepend(str(TOOLS))
-    return importlib.import_module("triton_doors")
+    return importlib.import_module("bench.kernels.triton_doors")
 
 
 def tiny(name: str) -> ModelArchitecture:

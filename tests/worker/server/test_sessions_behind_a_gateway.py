@@ -14,7 +14,7 @@ import pytest
 from localcluster.binaries import install_packages
 from localcluster.settings import ClusterError
 
-COMMAND = Path(__file__).parents[2] / "benchmarks" / "gateway_sessions.py"
+BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def measured() -> dict[str, dict[str, list[tuple[int, int]]]]:
             install_packages({"haproxy": "haproxy"}, print)
         except ClusterError as error:
             pytest.skip(f"HAProxy is not here and cannot be installed: {error}")
-    done = subprocess.run([sys.executable, str(COMMAND), "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(BENCH), "gateway_sessions", "--json"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, list[tuple[int, int]]]] = json.loads(done.stdout)
     return found
