@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from plain_products import rounded_inputs as plain_rounded_inputs
 from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import fp8_inputs
+from modelserve_worker.kernels.compiling.cuda_kernel import source_file
 from modelserve_worker.kernels.products import fp8_linear, fp8_linear_triton
 from modelserve_worker.kernels.products.fp8_linear import e4m3_precision, repack_fp8
 from modelserve_worker.kernels.products.fp8_linear_triton import PLANES, PRECISION, fp8_grouped_with, fp8_product_with
@@ -165,7 +165,7 @@ def rounded_as_few_rows_are(x: Tensor) -> Tensor:
 
 def few_rows_assembly() -> str:
     """That of `linear_rows_sm90.cu`, with operands as Triton has them."""
-    source = Path(fp8_linear.__file__).with_name("linear_rows_sm90.cu").read_text()
+    source = source_file("linear_rows_sm90.cu").read_text()
     (body,) = re.findall(r"u32 e4m3_precision\(u32 pair\) \{.*?asm\((.*?):", source, re.DOTALL)
     return "".join(re.findall(r'"(.*?)"', body)).replace("\\n", "\n").replace("%", "$")
 
