@@ -18,7 +18,7 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.learned import no_terms
 from modelserve.planning.pools.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
-from modelserve.sizing.backends.generations import UnknownGenerationError, generation_of, nearest_known
+from modelserve.sizing.backends.generations import UnknownGenerationError, generation_of, known_capability
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
@@ -146,7 +146,7 @@ def _sized(
         weight_format=wishes.weight_format,
         speculation=_speculation(wishes, tensor_parallel)[0],
         profile="exact" if wishes.exact else "fast",
-        capability=_capability(accelerator),
+        capability=known_capability(accelerator.compute_capability),
     )
     total = wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes
     settings, memory = _predicted(
@@ -176,12 +176,6 @@ def _sized(
             accelerator=accelerator,
         )
     return geometry, memory, settings.max_num_seqs
-
-
-def _capability(accelerator: Accelerator) -> int | None:
-    """10 * major + minor, of a generation that has kernels; None of a CPU, and of a GPU that nobody described."""
-    major, minor = accelerator.compute_capability
-    return nearest_known(10 * major + minor) if major else None
 
 
 _settings = lru_cache(maxsize=512)(RankSettings)  # one object where products differ in memory alone

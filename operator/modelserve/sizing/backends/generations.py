@@ -61,6 +61,12 @@ def nearest_known(capability: int) -> int:
     return max(below, default=LEAST_CAPABILITY)
 
 
+def known_capability(compute_capability: tuple[int, int]) -> int | None:
+    """The nearest known one to a GPU's (major, minor); None of a CPU, and of a GPU that nobody described: (0, 0)."""
+    major, minor = compute_capability
+    return nearest_known(10 * major + minor) if major else None
+
+
 def tiles_for(tiles: Sequence[T], capability: int) -> T:
     """Of a table that ends where generations to come have its last tiles. Raises as `generation_of`."""
     return tiles[min(generation_of(capability).place, len(tiles) - 1)]

@@ -77,10 +77,9 @@ class ProductKernel:
     what `given` names: its GPU's capability, whether the product settles, buffers that products share, the tile of
     profile exact, the workspace (uint8) that is its `buffer`. "": PyTorch's product, or the profile's own, multiplies
     by the elements. `kernels` (matrix) -> all that one call launches, left out: the one of the row's name. `ends`: what
-    the kernel does with sums besides storing them. `buffer` (matrix) -> name and bytes of memory that all calls share;
-    `row_bytes` (matrix) -> bytes that a row of inputs has while it is multiplied, left out: `Matrix.row_bytes`.
+    the kernel does with sums besides storing them. `buffer` (matrix) -> name and bytes of memory that all calls share.
     `extra`: what a product of so many rows or more takes beside reading and multiplying, by the name of the rate
-    (`planning.engine_rates.EngineRates`).
+    (`planning.speed.engine_rates.EngineRates`).
     """
 
     name: str
@@ -93,7 +92,6 @@ class ProductKernel:
     ends: Ends = NO_ENDS
     shared_bytes: int | None = None
     buffer: Callable[[Matrix], tuple[str, int]] | None = None
-    row_bytes: Callable[[Matrix], int] | None = None
     extra: tuple[int, str] | None = None
 
     def choice(self, matrix: Matrix, most_rows: int | None) -> Choice:
@@ -110,7 +108,7 @@ class ProductKernel:
             shared_bytes=self.shared_bytes,
             workspace_bytes=workspace_bytes,
             buffer=buffer,
-            row_bytes=matrix.row_bytes if self.row_bytes is None else self.row_bytes(matrix),
+            row_bytes=matrix.row_bytes,
             ends=self.ends,
             settles=matrix.settles and "settles" in self.given,
             launch=self.launch,
