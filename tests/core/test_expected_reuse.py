@@ -72,7 +72,7 @@ def test_more_sessions_are_found_less_and_host_memory_finds_the_rest() -> None:
 
 
 def test_the_next_turn_is_as_fast_as_was_measured() -> None:
-    """105 ms in the engine (docs/benchmarks.md), 8.5 s without a hit; out of host memory 2.7 GB and a tail more."""
+    """105 ms in the engine (docs/benchmarks.md), 8.5 s without a hit; out of host memory 2.7 GB and a window more."""
     expected = _reuse(SESSIONS, kvCache={"hostMemory": "64Gi"})
     assert expected.next_turn_ms is not None
     assert 70 < float(expected.next_turn_ms) < 110

@@ -12,7 +12,7 @@ from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan
 from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve.sizing.prefixes import prefix_bytes, tail_bytes
+from modelserve.sizing.prefixes import prefix_bytes, window_bytes
 
 URI = "hf://google/gemma-4-31B-it"
 FACTS = published_model(URI)
@@ -53,7 +53,7 @@ def test_host_memory_reaches_worker_and_plan_and_is_explained() -> None:
     geometry = cache_geometry(
         FACTS.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
     )
-    windows = (64 << 30) // tail_bytes(geometry)
+    windows = (64 << 30) // window_bytes(geometry)
     assert planned.message is not None
     assert "64.00 GiB of host memory, in the pod's request and limit, keep" in planned.message
     assert f"the last windows of {windows}," in planned.message
@@ -77,14 +77,14 @@ def test_host_memory_that_no_pod_can_have_is_refused(asked: str, limit: str | No
     assert raised.value.field == "spec.kvCache.hostMemory"
 
 
-def test_two_ranks_have_a_half_of_a_tail_each() -> None:
+def test_two_ranks_have_a_half_of_a_window_each() -> None:
     one, two = (
         cache_geometry(
             FACTS.architecture, dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=ranks
         )
         for ranks in (1, 2)
     )
-    assert tail_bytes(one) == 2 * tail_bytes(two)
+    assert window_bytes(one) == 2 * window_bytes(two)
     assert prefix_bytes(one, 65) == 2 * one.global_page.page_bytes
 
 

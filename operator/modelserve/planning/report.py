@@ -34,7 +34,7 @@ from modelserve.planning.speed.expected_speed import Speed, mixed_step_tokens, s
 from modelserve.planning.speed.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
-from modelserve.sizing.prefixes import tail_bytes
+from modelserve.sizing.prefixes import window_bytes
 from modelserve.units import GIB
 
 LENGTHS = {"at8k": 8_192, "at32k": 32_768, "at128k": 131_072}
@@ -301,16 +301,18 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
 
 
 def _host_memory(fit: Fit, wishes: Wishes) -> str:
-    """What kvCache.hostMemory is good for: the tails that it holds, one at each place where a request may resume."""
+    """What kvCache.hostMemory is good for: the last windows that it holds, one at each place where a request may
+    resume.
+    """
     if not wishes.host_memory_bytes:
         return ""
     if fit.accelerator.is_cpu:
         return "kvCache.hostMemory is for GPUs: the pool of a worker on the CPU is host memory"
-    size, tail = wishes.host_memory_bytes, tail_bytes(fit.geometry) * fit.tensor_parallel
+    size, window = wishes.host_memory_bytes, window_bytes(fit.geometry) * fit.tensor_parallel
     kept = f"{size / GIB:.2f} GiB of host memory, in the pod's request and limit, keep prefixes that the pool gives up"
-    if size < tail:
-        return f"{kept}, but the last window of one takes {tail / GIB:.3f} GiB: too little for any"
-    return f"{kept}: the last windows of {size // tail:,}, or fewer with their rows of global layers"
+    if size < window:
+        return f"{kept}, but the last window of one takes {window / GIB:.3f} GiB: too little for any"
+    return f"{kept}: the last windows of {size // window:,}, or fewer with their rows of global layers"
 
 
 def _found(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:

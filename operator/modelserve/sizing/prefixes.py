@@ -1,14 +1,14 @@
-"""Bytes of a cached prefix: rows of global layers for each token, and a tail, the last window of sliding layers."""
+"""Bytes of a cached prefix: rows of global layers for each token, and the last window of sliding layers."""
 
 from __future__ import annotations
 
 from modelserve.sizing.pages import CacheGeometry
 
 
-def tail_bytes(geometry: CacheGeometry, own_tokens: int | None = None) -> int:
-    """Bytes per rank of a tail: the sliding pages of a window and of the global page of positions before its end.
+def window_bytes(geometry: CacheGeometry, own_tokens: int | None = None) -> int:
+    """Bytes per rank of the last window: sliding pages of a window and of the global page of positions before its end.
 
-    A request resumes at any of these positions, so a tail spans a window and as many rows, whatever their alignment.
+    A request resumes at any of these positions, so it spans a window and as many rows, whatever their alignment.
     Of one that ends `own_tokens` behind a prefix which others keep as well, pages that reach further back are theirs.
     """
     sliding = geometry.sliding_page

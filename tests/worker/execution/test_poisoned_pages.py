@@ -144,8 +144,8 @@ def one_error_and_then_the_answer(runner: GPUModelRunner, kind: LayerKind) -> No
     served, size = Served(runner), runner.cache.geometry.sliding_page.page_tokens
     for tenant in ("a", "b"):
         assert served.ask(SHARED, tenant=tenant)[1:] == (FinishReason.LENGTH, 0)
-    tail = next(each for each in served.prefixes.cache.tails if each.end == len(SHARED))
-    page = tail.block.page if kind is LayerKind.GLOBAL else tail.sliding[(len(SHARED) - 1) // size]
+    prefix = next(each for each in served.prefixes.cache.prefixes if each.end == len(SHARED))
+    page = prefix.block.page if kind is LayerKind.GLOBAL else prefix.sliding[(len(SHARED) - 1) // size]
     assert page is not None
     poison(served.cache, kind, page.number, 3)
     question = [*SHARED, *random_tokens(20, seed=2)]

@@ -12,7 +12,7 @@ from paged_logits import Traffic, expected, geometry_of, model_of, replay, sessi
 from torch import Tensor
 
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.scheduling.prefix import block_tails
+from modelserve_worker.scheduling.prefix import block_prefixes
 
 TOLERANCE = 1e-4
 
@@ -34,16 +34,16 @@ def test_a_hit_says_what_the_reference_says(variant: str, checkpoint: Checkpoint
     done = replay(model_of(directory), traffic)
     assert largest_difference(directory, traffic, done.logits, done.positions) <= TOLERANCE
     computed = [at[0] for at in done.positions]
-    # The window is 9 rows: a tail serves the 64 positions before it and what else its pages hold.
+    # The window is 9 rows: a prefix serves the 64 positions before it and what else its pages hold.
     assert computed[:6] == [0, 199, 229, 199, 189, 136]
-    assert computed[6] < 100, "no tail yet where they part"
-    assert computed[7:] == [100, 100], "at the tail of the second one's prompt"
+    assert computed[6] < 100, "no prefix yet where they part"
+    assert computed[7:] == [100, 100], "at the prefix of the second one's prompt"
 
 
 def test_the_audit_sees_rows_of_other_tokens(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that thinks all prompts alike."""
-    alike = block_tails.elements
-    monkeypatch.setattr(block_tails, "elements", lambda *given: np.zeros_like(alike(*given)))
+    alike = block_prefixes.elements
+    monkeypatch.setattr(block_prefixes, "elements", lambda *given: np.zeros_like(alike(*given)))
     with pytest.raises(AssertionError, match=r"read \d+ rows and may read positions"):
         replay(model_of(checkpoint("31B")), session(chunk=64))
 

@@ -1,4 +1,4 @@
-"""What a prefix cache should say, from texts alone: every live tail is compared with every request, token by token."""
+"""What a prefix cache should say, from texts alone: live ones are compared with every request, token by token."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from prefix_sessions import MODEL, Sessions
 
 from modelserve_worker.request import Request
 from modelserve_worker.scheduling.pages.arena import Page
+from modelserve_worker.scheduling.prefix.cached_prefix import CachedPrefix, Hit
 from modelserve_worker.scheduling.prefix.eviction_order import NOTHING
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
-from modelserve_worker.scheduling.prefix.tails import Hit, Tail
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 
 
 @dataclass
 class Left:
-    """A tail as the oracle knows it."""
+    """A prefix as the oracle knows it."""
 
     namespace: str
     tokens: bytes  # all before its end
 
 
 class Oracle:
-    """Watches the cache of `sessions`, whose tails it knows by what their requests have said.
+    """Watches the cache of `sessions`, whose prefixes it knows by what their requests have said.
 
-    Raises AssertionError where the cache says anything else, or gives up a tail before one that should go first.
+    Raises AssertionError where the cache says anything else, or gives up a prefix before one that should go first.
     """
 
     def __init__(self, sessions: Sessions, patch: pytest.MonkeyPatch) -> None:
         self.sessions = sessions
         self.cache: PrefixCache = sessions.reuse.cache
-        self.left: dict[Tail[Page], Left] = {}
+        self.left: dict[CachedPrefix[Page], Left] = {}
         self.asked = self.found = 0
         for name in ("find", "leave", "evict"):
             patch.setattr(self.cache, name, getattr(self, name)(getattr(self.cache, name)))
 
-    def leave(self, honest: Callable[..., Tail[Page] | None]) -> Callable[..., Tail[Page] | None]:
-        def leave(chain: TokenChain, end: int, *rest: object, **named: object) -> Tail[Page] | None:
-            tail = honest(chain, end, *rest, **named)
-            if tail is not None:
+    def leave(self, honest: Callable[..., CachedPrefix[Page] | None]) -> Callable[..., CachedPrefix[Page] | None]:
+        def leave(chain: TokenChain, end: int, *rest: object, **named: object) -> CachedPrefix[Page] | None:
+            prefix = honest(chain, end, *rest, **named)
+            if prefix is not None:
                 request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
                 text = bytes(self.sessions.texts[request.request_id][:end])
-                self.left[tail] = Left(request.cache_namespace, text)
+                self.left[prefix] = Left(request.cache_namespace, text)
                 size = self.cache.page_tokens
-                assert tail.end == end == len(text)
+                assert prefix.end == end == len(text)
                 if self._roomy() and not request.cached_tokens:
-                    assert tail.lowest <= max(size, end - size + 1), "it serves the positions of a page before its end"
-            return tail
+                    assert prefix.lowest <= max(size, end - size + 1), "it serves a page of positions before its end"
+            return prefix
 
         return leave
 
@@ -62,10 +62,10 @@ class Oracle:
             request = next(each for each in self.sessions.requests.values() if self._is_of(chain, each))
             tokens = bytes((*request.prompt_token_ids, *request.output_token_ids))[:most]
             expected = 0
-            for tail in self.cache.tails:
-                left = self.left[tail]
+            for prefix in self.cache.prefixes:
+                left = self.left[prefix]
                 if left.namespace == request.cache_namespace:
-                    expected = max(expected, self._resume(tail, left.tokens, tokens))
+                    expected = max(expected, self._resume(prefix, left.tokens, tokens))
             assert (hit.position if hit else 0) == expected
             self.asked += 1
             self.found += expected > 0
@@ -73,27 +73,27 @@ class Oracle:
 
         return find
 
-    def evict(self, honest: Callable[[Tail[Page]], None]) -> Callable[[Tail[Page]], None]:
-        def evict(tail: Tail[Page]) -> None:
-            rank = self._rank(tail)
-            before = [other for other in self.cache.tails if self._rank(other) < rank]
+    def evict(self, honest: Callable[[CachedPrefix[Page]], None]) -> Callable[[CachedPrefix[Page]], None]:
+        def evict(prefix: CachedPrefix[Page]) -> None:
+            rank = self._rank(prefix)
+            before = [other for other in self.cache.prefixes if self._rank(other) < rank]
             assert not any(self.cache._frees(other) for other in before), "another one should go first"
-            honest(tail)
+            honest(prefix)
 
         return evict
 
-    def _rank(self, tail: Tail) -> tuple[int, float]:
+    def _rank(self, prefix: CachedPrefix) -> tuple[int, float]:
         """Those that nobody misses; those of clients beyond an equal share; the cheapest."""
-        if self.cache._loss(tail) == NOTHING:
+        if self.cache._loss(prefix) == NOTHING:
             return 0, 0.0
         used: dict[str, int] = {}
-        for other in self.cache.tails:
+        for other in self.cache.prefixes:
             used[other.client] = used.get(other.client, 0) + other.bytes
-        beyond = used[tail.client] > sum(used.values()) / len(used)
-        return 1 if beyond else 2, tail.priority
+        beyond = used[prefix.client] > sum(used.values()) / len(used)
+        return 1 if beyond else 2, prefix.priority
 
-    def _resume(self, tail: Tail[Page], kept: bytes, tokens: bytes) -> int:
-        least = max(tail.lowest, self.cache.page_tokens)
+    def _resume(self, prefix: CachedPrefix[Page], kept: bytes, tokens: bytes) -> int:
+        least = max(prefix.lowest, self.cache.page_tokens)
         if kept[:least] != tokens[:least] or len(tokens) < least:
             return 0
         same = (at for at, (one, other) in enumerate(zip(kept, tokens, strict=False)) if one != other)

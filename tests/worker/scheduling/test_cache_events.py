@@ -105,20 +105,20 @@ def _told(publisher: EventPublisher, **settings: Any) -> Sessions:
 
 
 def _cached(sessions: Sessions, asked: dict[str, tuple[str, ...]]) -> set[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """The prefixes before live tails, by what the requests that left them had said."""
+    """The texts of live prefixes, by what the requests that left them had said."""
     found = set()
     cache = sessions.reuse.cache
-    for tail in cache.tails:
+    for prefix in cache.prefixes:
         for name, said in sessions.texts.items():
-            tokens = tuple(said[: tail.end])
-            if tuple(tail.tokens.tolist()) == tokens[tail.first :] and _is_on(tail, name, sessions):
-                found |= {(asked[name], tokens[:end]) for end in range(64, tail.block.depth * 64 + 1, 64)}
+            tokens = tuple(said[: prefix.end])
+            if tuple(prefix.tokens.tolist()) == tokens[prefix.first :] and _is_on(prefix, name, sessions):
+                found |= {(asked[name], tokens[:end]) for end in range(64, prefix.block.depth * 64 + 1, 64)}
     return found
 
 
-def _is_on(tail: Any, name: str, sessions: Sessions) -> bool:
+def _is_on(prefix: Any, name: str, sessions: Sessions) -> bool:
     chain = TokenChain(sessions.requests[name].cache_namespace, sessions.texts[name], 64)
-    return len(chain) >= tail.end and chain.digest(tail.block.depth) == tail.block.digest
+    return len(chain) >= prefix.end and chain.digest(prefix.block.depth) == prefix.block.digest
 
 
 def test_a_router_that_only_listens_knows_what_is_cached(publisher: EventPublisher, router: Router) -> None:

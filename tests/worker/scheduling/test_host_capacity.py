@@ -1,4 +1,4 @@
-"""Sessions by turns over the pages of the 31B: host memory that has room for one tail of each loses no session."""
+"""Sessions by turns over the pages of the 31B: host memory that has room for one prefix of each loses no session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelserve_worker.host_pages import HostProgress
 PROMPT, NEW, COUNT = 9_000, 300, 6
 ROOM = (
     GEOMETRY.held_bytes(PROMPT + 4 * NEW) + 2 * GEOMETRY.sliding_page.page_bytes
-)  # for one tail, and its 64 positions
+)  # for one prefix, and its 64 positions
 
 
 class ManySessions(Sessions):
@@ -42,12 +42,12 @@ class ManySessions(Sessions):
 @pytest.mark.parametrize(
     ("opened", "answer"),
     [
-        pytest.param(0, 16, id="token ids, whose answers' tails serve the prompts' ends"),
-        pytest.param(4, 16, id="chats, whose answers' tails save a few rows"),
-        pytest.param(4, 100, id="chats, whose answers' tails serve nobody"),
+        pytest.param(0, 16, id="token ids, whose answers' prefixes serve the prompts' ends"),
+        pytest.param(4, 16, id="chats, whose answers' prefixes save a few rows"),
+        pytest.param(4, 100, id="chats, whose answers' prefixes serve nobody"),
     ],
 )
-def test_what_sessions_left_behind_goes_before_any_last_tail(opened: int, answer: int) -> None:
+def test_what_sessions_left_behind_goes_before_any_last_prefix(opened: int, answer: int) -> None:
     sessions = ManySessions(opened=opened, answer=answer, pool_rooms=3, host_rooms=COUNT + 1)
     assert [sessions.turn(number) for number in range(COUNT)] == [0] * COUNT
     for turn in range(3):

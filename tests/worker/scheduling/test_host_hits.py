@@ -47,7 +47,7 @@ class HostSessions(Sessions):
         assert self.ask(PREFIX, ANSWER) == 0
         for seed in (2, 3):
             self.ask(text(seed, 2_900))
-        assert not any(tail.end in (2_016, 2_055) for tail in self.reuse.cache.tails)
+        assert not any(prefix.end in (2_016, 2_055) for prefix in self.reuse.cache.prefixes)
         return self
 
     def ask_request(self, prompt: list[int], answer: list[int] | None = None, **fields: object) -> Request:
@@ -65,12 +65,12 @@ class HostSessions(Sessions):
         pytest.param(PREFIX + text(5, 500), 2_016, id="a sibling"),
         pytest.param(PREFIX[:-1] + text(5, 300), 2_015, id="parts 1 before the end"),
         pytest.param(PREFIX[:-11] + text(5, 300), 2_005, id="parts 11 before the end"),
-        pytest.param(PREFIX[:-24] + text(5, 300), 1_992, id="parts where the answer's tail begins to serve"),
-        pytest.param(PREFIX[:-1_024] + text(5, 300), 0, id="parts before all tails"),
+        pytest.param(PREFIX[:-24] + text(5, 300), 1_992, id="parts where the answer's prefix begins to serve"),
+        pytest.param(PREFIX[:-1_024] + text(5, 300), 0, id="parts before all prefixes"),
     ],
 )
-def test_a_request_resumes_where_the_last_tail_in_host_memory_ends(prompt: list[int], resumes: int) -> None:
-    """Of the prompt's tail and the answer's, the later one was kept: superseded ones are not worth their copies."""
+def test_a_request_resumes_where_the_last_prefix_in_host_memory_ends(prompt: list[int], resumes: int) -> None:
+    """Of the prompt's prefix and the answer's, the later one was kept: superseded ones are not worth their copies."""
     sessions = HostSessions().served()
     request = sessions.ask_request(prompt)
     assert (request.cached_tokens, request.host_cached_tokens) == (resumes, resumes)
@@ -165,7 +165,7 @@ def test_stores_that_never_end_hold_an_admission_back_for_a_second_at_most() -> 
         began = sessions.now_s
         assert sessions.ask_request(text(seed, 2_900)).output_token_ids == [5]
         assert sessions.now_s - began < 3.0
-    assert not list(sessions.tier.index.tails)
+    assert not list(sessions.tier.index.prefixes)
 
 
 def test_host_memory_that_cannot_be_had_costs_hits_and_no_answer() -> None:
@@ -192,7 +192,7 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_its_rows_to_the_next() 
 def test_a_turn_that_is_lost_leaves_the_one_before_it_the_last_again() -> None:
     """Its copy went first while the pool had the later one; that never came to host memory."""
     sessions = HostSessions().served()
-    (before,) = (tail for tail in sessions.tier.index.tails if tail.end == 2_055)
+    (before,) = (prefix for prefix in sessions.tier.index.prefixes if prefix.end == 2_055)
     sessions.host.never = {"stored"}
     assert sessions.ask_request(PREFIX + ANSWER + text(5, 300)).cached_tokens == 2_055
     assert before.superseded
@@ -221,7 +221,7 @@ def test_one_client_does_not_push_everybody_out_of_host_memory() -> None:
 
 
 def test_more_sessions_than_the_pool_holds_are_served_from_host_memory() -> None:
-    """By turns. Two have had several turns before: their tails have each other's pages, so that none of them alone
+    """By turns. Two have had several turns before: their prefixes have each other's pages, so that none of them alone
     frees any, and yet they go first once host memory has them. Else those that it does not have yet would go."""
     sessions = HostSessions(pool_requests=6, host_requests=13)
     histories = [text(seed, 2_000) for seed in range(12)]

@@ -112,7 +112,7 @@ def test_drafts_go_on_over_rows_that_came_back_and_are_stored_by_nobody() -> Non
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(10, id="a tail all of whose pages are being copied with another one's is not there yet")],
+    [pytest.param(10, id="a prefix all of whose pages are being copied with another one's is not there yet")],
 )
 def test_traffic_that_once_broke_a_host_tier(seed: int) -> None:
     HostTraffic(seed, Counter(), breaks=True).run()

@@ -128,8 +128,8 @@ def test_a_shared_page_that_is_poisoned_costs_one_error_and_is_computed_again(
     if looked_at_before:
         assert served.error(A_PREFIX + text(3, 300) + DAMAGED, tenant="a")
         served.answered()
-    tail = next(each for each in served.reuse.cache.tails if each.end == 1_000)
-    page = next(block.page for block in tail.block.upwards() if block.depth == 5)
+    prefix = next(each for each in served.reuse.cache.prefixes if each.end == 1_000)
+    page = next(block.page for block in prefix.block.upwards() if block.depth == 5)
     assert page is not None
     served.poisoned = {page.number}
     assert served.error(A_PREFIX + text(4, 300), tenant="a")

@@ -45,7 +45,7 @@ def test_the_next_one_that_parts_there_finds_the_junction(served: Sessions, befo
 
 
 def test_siblings_of_a_long_prefix(served: Sessions) -> None:
-    assert served.ask(PREFIX + text(3, 500)) == 10_016, "behind the prompt's own tail"
+    assert served.ask(PREFIX + text(3, 500)) == 10_016, "behind the prompt's own prefix"
     cold = Sessions()
     assert [cold.ask(PREFIX + text(seed, 700)) for seed in (2, 3, 4, 5)] == [0, 8_192, 9_984, 9_984]
 
@@ -185,7 +185,7 @@ def test_an_id_that_is_used_again_finds_what_its_own_tokens_have() -> None:
     """It was looked up while it waited for memory, and nothing has changed in the cache since."""
     sessions = Sessions(pool_bytes=PUBLISHED.held_bytes(10_100))
     sessions.ask(PREFIX[:3_000])
-    short = sessions.add(text(2, 30), text(3, 20))  # too short for a tail
+    short = sessions.add(text(2, 30), text(3, 20))  # too short for a prefix
     sessions.step()
     waiting = sessions.add(PREFIX[:3_000] + text(4, 7_090))
     sessions.step()
@@ -199,7 +199,7 @@ def test_an_id_that_is_used_again_finds_what_its_own_tokens_have() -> None:
     assert (short.cached_tokens, again.cached_tokens) == (0, 0)
 
 
-def test_without_a_free_slot_a_tail_serves_the_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_free_slot_a_prefix_serves_the_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is stored through a slot that somebody holds."""
     honest = PrefixReuse.write
 
@@ -215,7 +215,7 @@ def test_without_a_free_slot_a_tail_serves_the_window_alone(monkeypatch: pytest.
     assert sessions.ask(PREFIX) == 10_015
 
 
-def test_rows_for_a_tail_that_are_not_stored_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_for_a_prefix_that_are_not_stored_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PrefixReuse.write
     monkeypatch.setattr(PrefixReuse, "write", lambda *args, **named: honest(*args, **named)[:0])
     sessions = Sessions(chunk=4096)

@@ -37,7 +37,7 @@ def test_nine_tenths_of_what_an_oracle_finds(name: str) -> None:
 
 
 def test_short_answers_do_not_cost_the_system_block_that_all_share() -> None:
-    """The tails of a prompt and of its short answer have the same pages, so that neither frees any alone."""
+    """The prefixes of a prompt and of its short answer have the same pages, so that neither frees any alone."""
     sizes = {"prompts": 16, "answers": 0.1}
     _, best = known(siblings(**sizes))
     assert found(siblings(**sizes), GEOMETRY, 6 * GIB)[1] == best

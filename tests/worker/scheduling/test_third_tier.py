@@ -29,10 +29,10 @@ class FarTier(Tier):
         self.dead = False
 
     def prepare(self, needed_bytes: int) -> None:
-        for tail in () if self.spills.lane.off else self.sessions.tier.index.tails:
-            copy = tail.original and tail.original.copies.get(self.index)
-            if tail not in self.spills.sources and not (copy and copy.live):
-                self.spills.start(tail)
+        for prefix in () if self.spills.lane.off else self.sessions.tier.index.prefixes:
+            copy = prefix.original and prefix.original.copies.get(self.index)
+            if prefix not in self.spills.sources and not (copy and copy.live):
+                self.spills.start(prefix)
 
     def heard(self, device: HostProgress) -> HostProgress:
         self.turn += 1

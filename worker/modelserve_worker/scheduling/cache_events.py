@@ -1,8 +1,8 @@
 """What a router may know of the prefix cache: which global pages a request with the same tokens would find.
 
-Those are the full pages before live tails; a page that nothing live stands behind is not told, or routers would send
+Those are the full pages before live prefixes; a page that nothing live stands behind is not told, or routers would send
 requests for what they cannot find. A router counts the pages at the start of a prompt, so one that parts from a text
-long before its tail is sent here for less than the router believes: it finds the tail before that, or the junction.
+long before its prefix is sent here for less than the router believes: it finds the prefix before that, or the junction.
 
 Each event is what vLLM publishes since its events are maps (vllm/distributed/kv_events.py; vllm-project/vllm#42892), of
 group 0, the global layers'. What sliding layers keep is no event of its own. A block's hash is the first 64 bits of the
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from modelserve_worker.scheduling.pages.arena import Page
-from modelserve_worker.scheduling.prefix.tails import Block, Tail
+from modelserve_worker.scheduling.prefix.cached_prefix import Block, CachedPrefix
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 
 Event = dict[str, Any]
@@ -26,22 +26,22 @@ GROUP = {"medium": "GPU", "group_idx": 0}
 
 
 class CacheEvents:
-    """Follows the tails of one cache, whose pages have `page_tokens` tokens, and hands events to `publish`."""
+    """Follows the prefixes of one cache, whose pages have `page_tokens` tokens, and hands events to `publish`."""
 
     def __init__(self, page_tokens: int, publish: Callable[[list[Event]], None]) -> None:
         self._page_tokens = page_tokens
         self._publish = publish
-        self._told = 0  # tails that are live, or about to be told that they are not
-        self._uses: Counter[bytes] = Counter()  # by digest: told tails that end in the block, and told blocks behind it
+        self._told = 0  # prefixes that are live, or about to be told that they are not
+        self._uses: Counter[bytes] = Counter()  # by digest: told prefixes that end there, and told blocks behind it
         self._events: list[Event] = []
 
-    def left(self, tail: Tail[Page], chain: TokenChain, *, tenant: str, salt: str) -> None:
-        """`tail` is live, and its request has these tokens and whoever they are shared with."""
-        if tail.told:
+    def left(self, prefix: CachedPrefix[Page], chain: TokenChain, *, tenant: str, salt: str) -> None:
+        """`prefix` is live, and its request has these tokens and whoever they are shared with."""
+        if prefix.told:
             return
-        tail.told, self._told = True, self._told + 1
+        prefix.told, self._told = True, self._told + 1
         new: list[Block[Page]] = []
-        for block in _way(tail.block):
+        for block in _way(prefix.block):
             self._uses[block.digest] += 1
             if self._uses[block.digest] > 1:
                 break
@@ -57,7 +57,7 @@ class CacheEvents:
                 "type": "BlockStored",
                 "block_hashes": [_hash(block) for block in reversed(new)],
                 "parent_block_hash": None if beginning else _hash(first.parent),
-                "token_ids": chain.tokens((first.depth - 1) * size, tail.block.depth * size).tolist(),
+                "token_ids": chain.tokens((first.depth - 1) * size, prefix.block.depth * size).tolist(),
                 "block_size": size,
                 "lora_id": None,
                 "lora_name": None,
@@ -70,12 +70,12 @@ class CacheEvents:
             }
         )
 
-    def tell(self, gone: Sequence[Tail[Page]]) -> None:
-        """Publish what has changed; of the tails told of, `gone` are no longer live."""
+    def tell(self, gone: Sequence[CachedPrefix[Page]]) -> None:
+        """Publish what has changed; of the prefixes told of, `gone` are no longer live."""
         self._told -= len(gone)
         removed: list[int] = []
-        for tail in gone:
-            for block in _way(tail.block):
+        for prefix in gone:
+            for block in _way(prefix.block):
                 self._uses[block.digest] -= 1
                 if self._uses[block.digest]:
                     break

@@ -1,11 +1,11 @@
-"""What a scheduler does for a prefix cache: where requests resume, where their chunks end, which tails they leave.
+"""What a scheduler does for a prefix cache: where requests resume, where their chunks end, what they leave cached.
 
 A chunk costs a step, so chunks are cut only at a position that is worth it: where the front end says that histories
-part (`Request.checkpoints`), or where the way of an earlier request ends that has no tail there (a junction, found by
+part (`Request.checkpoints`), or where the way of an earlier request ends that has no prefix there (a junction, found by
 its hashes), and only where it lies more than a few pages behind the resume point. Within a page of the prompt's end
-the tail that is left there serves it. Tails inside a long prompt are left where its chunks end anyway, as far apart as
-they cost a share of the global rows between them. A tail is put down while the device computes its rows: its hashes
-do not delay a step.
+the prefix that is left there serves it. Prefixes inside a long prompt are left where its chunks end anyway, as far
+apart as they cost a share of the global rows between them. A prefix is put down while the device computes its rows: its
+hashes do not delay a step.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from modelserve_worker.request import Request
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
+from modelserve_worker.scheduling.prefix.cached_prefix import Hit
 from modelserve_worker.scheduling.prefix.known_texts import KnownTexts
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
-from modelserve_worker.scheduling.prefix.tail_index import LEAST_GAP_PAGES
-from modelserve_worker.scheduling.prefix.tails import Hit
+from modelserve_worker.scheduling.prefix.prefix_index import LEAST_GAP_PAGES
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
 from modelserve_worker.scheduling.stats import TierCounters
 from modelserve_worker.scheduling.tiers.tier import StepCopies, Tier, TierOf
 
 _NO_SLOTS = np.zeros(0, dtype=np.int32)
-_TAIL_SHARE = 4  # a tail inside a prompt costs at most so many times the global rows since the one before it
+_WINDOW_SHARE = 4  # a prefix inside a prompt costs at most so many times the global rows since the one before it
 
 
 class PrefixReuse:
@@ -62,9 +62,10 @@ class PrefixReuse:
         self._due: list[tuple[RunningRequest, int, bool, bool]] = []  # who, where, whether a junction, or a turn's end
         size = geometry.global_page.page_tokens
         self._least_gap = LEAST_GAP_PAGES * size
-        tail_bytes = geometry.sliding_table_entries * geometry.sliding_page.page_bytes
+        window_bytes = geometry.sliding_table_entries * geometry.sliding_page.page_bytes
         token_bytes = geometry.global_page.page_bytes / size
-        self._tails_apart = max(self._least_gap, int(tail_bytes / (_TAIL_SHARE * token_bytes)) if token_bytes else 0)
+        worth_it = int(window_bytes / (_WINDOW_SHARE * token_bytes)) if token_bytes else 0
+        self._prefixes_apart = max(self._least_gap, worth_it)
 
     def find(self, request: Request) -> Hit[Page] | None:
         """Where a waiting request would resume. One whose prompt's tokens are yet to be scored computes all."""
@@ -110,9 +111,9 @@ class PrefixReuse:
         else:
             self.cache.follow(hit)
             trail.resume(hit)
-            if self._events is not None and start >= hit.tail.block.depth * self.cache.page_tokens:
+            if self._events is not None and start >= hit.prefix.block.depth * self.cache.page_tokens:
                 # It may have come from another tier, which no router was told of.
-                self._events.left(hit.tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
+                self._events.left(hit.prefix, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
             table.resume(hit, request.num_tokens)
         for tier in self.tiers:
             tier.begun(request.request_id)
@@ -209,7 +210,7 @@ class PrefixReuse:
         self, running: RunningRequests, slots: Int32Array, starts: Int32Array, ends: Int32Array, *, decodes: int
     ) -> Int32Array:
         """Prepare the tables of a step's requests [R] behind its decodes. The slots through which they store rows for a
-        tail: [R], -1 for none, or empty where nobody has one."""
+        prefix: [R], -1 for none, or empty where nobody has one."""
         if not self.keeps_pages:
             return _NO_SLOTS
         spare = np.full(len(slots), -1, dtype=np.int32)
@@ -229,7 +230,7 @@ class PrefixReuse:
         *,
         decodes: int,
     ) -> None:
-        """A step is scheduled, and its updates are taken: tails are due where they are worth it."""
+        """A step is scheduled, and its updates are taken: prefixes are due where they are worth it."""
         if not self.keeps_pages:
             return
         last_tokens = np.flatnonzero(ends[:decodes] == running.counters.prompt[slots[:decodes]])
@@ -239,12 +240,12 @@ class PrefixReuse:
             end, trail = int(ends[i]), stay.trail
             reached = bool(trail.checkpoints) and trail.checkpoints[0] <= end
             trail.checkpoints = [at for at in trail.checkpoints if at > end]
-            if samples[i] or reached or end - trail.joined >= self._tails_apart:
+            if samples[i] or reached or end - trail.joined >= self._prefixes_apart:
                 turn = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in stay.request.checkpoints)
                 self._due.append((stay, end, reached, turn))
 
     def settle(self) -> None:
-        """Leave the tails that are due, before the next step is scheduled."""
+        """Leave the prefixes that are due, before the next step is scheduled."""
         for stay, end, junction, turn in self._due:
             self._leave(stay, end, junction=junction, turn=turn)
         self._due.clear()
@@ -268,11 +269,11 @@ class PrefixReuse:
         trail, table = running.trail, running.table
         self._due = [each for each in self._due if each[0] is not running]
         others = trail.read(self._geometry)
-        written = {*table.pages, *table.history, *(page for tail in trail.left for page in tail.own_pages)}
+        written = {*table.pages, *table.history, *(page for prefix in trail.left for page in prefix.own_pages)}
         written -= others.keys()
-        for tail in trail.left:
-            if tail.live:
-                self.cache.give_away(tail)
+        for prefix in trail.left:
+            if prefix.live:
+                self.cache.give_away(prefix)
         table.forget()
         self._give_up({page for page in written if page.keepers})  # others have resumed behind its rows
         if read:
@@ -333,7 +334,7 @@ class PrefixReuse:
         return chain
 
     def _checkpoints(self, request: Request, start: int) -> list[int]:
-        """Behind `start`, and not served by the tail at the end of the known tokens."""
+        """Behind `start`, and not served by the prefix at the end of the known tokens."""
         known = self.cache.known_tokens(self._chain(request))
         latest = request.num_tokens - self.cache.page_tokens
         return sorted({at for at in (*request.checkpoints, known) if start + self._least_gap <= at < latest})
@@ -347,16 +348,16 @@ class PrefixReuse:
         if end < trail.parted + self.cache.page_tokens:
             return  # it would save next to nothing, and keep a window of its own
         known = self.cache.inserted
-        tail = self.cache.leave(
-            self._chain(request), end, running.table, previous=trail.tail, joined=trail.joined,
+        prefix = self.cache.leave(
+            self._chain(request), end, running.table, previous=trail.prefix, joined=trail.joined,
             client=request.client, junction=junction, turn=turn, answer=answer,
         )  # fmt: skip
-        if tail is not None:
-            trail.tail, trail.joined = tail, end
-            if tail.number > known:
-                trail.left.append(tail)
+        if prefix is not None:
+            trail.prefix, trail.joined = prefix, end
+            if prefix.number > known:
+                trail.left.append(prefix)
             if self._events is not None:
-                self._events.left(tail, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
+                self._events.left(prefix, self._chain(request), tenant=request.tenant, salt=request.cache_salt)
 
 
 def _is_scored(request: Request) -> bool:

@@ -65,7 +65,7 @@ class TierCounters(NamedTuple):
     used_bytes: int = 0
     queries_total: int = 0  # prompt tokens that the pool did not have
     hits_total: int = 0  # of these, those that came from the tier
-    evictions_total: int = 0  # tails that it gave up
+    evictions_total: int = 0  # prefixes that it gave up
     stored_bytes_total: int = 0  # copied there
     restored_bytes_total: int = 0  # and back
     stores_off: bool = False  # an error has ended the copies to it
@@ -96,7 +96,7 @@ class EngineStats(NamedTuple):
     prompt_tokens_cached_total: int = 0  # of prompt_tokens_total, those that were not computed
     prefix_queries_total: int = 0  # prompt tokens that were looked up, once for each request
     prefix_hits_total: int = 0  # prompt tokens behind which a request began
-    prefix_evictions_total: int = 0  # tails that were given up for memory
+    prefix_evictions_total: int = 0  # prefixes that were given up for memory
     drafts_total: int = 0  # proposals that were verified, of a request in a step
     draft_tokens_total: int = 0  # their tokens
     accepted_per_position: tuple[int, ...] = ()  # accepted ones, by place in their proposal; empty without a drafter

@@ -2,7 +2,7 @@
 
 A session's first prompt has I tokens, S of which all sessions begin with; each further one has the prompt before it,
 its answer of O tokens and n new ones. c requests are in progress, so M = sessions - c wait for their users. What a
-waiting session needs is its rows of global layers and one tail (prefix_bytes, tail_bytes): b bytes of a rank on
+waiting session needs is its rows of global layers and one window (prefix_bytes, window_bytes): b bytes of a rank on
 average. There is room for R = C / b of them, C what the pool has beside c requests and the shared prefix, host memory
 besides.
 
@@ -29,7 +29,7 @@ from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve.planning.speed.step_time import PromptRows, RankSpeed
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.pages import CacheGeometry
-from modelserve.sizing.prefixes import prefix_bytes, tail_bytes
+from modelserve.sizing.prefixes import prefix_bytes, window_bytes
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def expected_reuse(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) ->
     chunk = wishes.chunk(fit.accelerator)
     turn = load.mean_turn
     prompt, known = load.prompt(turn), load.known(turn)
-    moved = prefix_bytes(fit.geometry, known) + tail_bytes(fit.geometry)
+    moved = prefix_bytes(fit.geometry, known) + window_bytes(fit.geometry)
     resumed = _first_token(rank, known, prompt, chunk)
     return Reuse(
         load=load,
@@ -141,12 +141,12 @@ def found_shares(load: SessionLoad, geometry: CacheGeometry, *, pool_bytes: int,
     running = geometry.held_bytes(tokens // load.turns + load.output_tokens) * min(load.requests, load.sessions)
     room = max(0, pool_bytes - running)
     shared = load.shared_tokens if load.shared_tokens >= geometry.global_page.page_tokens else 0
-    shared_bytes = prefix_bytes(geometry, shared) + tail_bytes(geometry) if shared else 0
+    shared_bytes = prefix_bytes(geometry, shared) + window_bytes(geometry) if shared else 0
     if shared_bytes > room + host_bytes:
         shared = shared_bytes = 0
     lasting = turns[:-1] or turns  # behind the last turn nobody comes
     kept = [load.prompt(turn) + load.output_tokens - shared for turn in lasting]
-    session = sum(prefix_bytes(geometry, each) + tail_bytes(geometry, each) for each in kept) // len(kept)
+    session = sum(prefix_bytes(geometry, each) + window_bytes(geometry, each) for each in kept) // len(kept)
     on_gpu = max(0, room - shared_bytes) / session
     in_host = host_bytes / session
     gpu = _found(on_gpu, load)

@@ -1,12 +1,12 @@
-"""Which rows of earlier requests a request need not compute: the index over cached pages of the pool (tail_index.py).
+"""Which rows of earlier requests a request need not compute: the index over cached pages of the pool (prefix_index.py).
 
-Tails are left at the end of a prompt and of an answer, where chunks of a long prompt end, where histories part, and at
-a junction: where a second request leaves a way that is known.
+Prefixes are left at the end of a prompt and of an answer, where chunks of a long prompt end, where histories part, and
+at a junction: where a second request leaves a way that is known.
 
-What goes first, when memory is short (decision 0024): superseded tails; then those that another tier has as well, which
-cost a copy to have again; then the others, in the index's order; then pages that running requests keep behind their
-windows; then what has been brought back from another tier and waits for its request. Pages that are still on their way
-from there are others' to give up, who register with the arena behind this cache.
+What goes first, when memory is short (decision 0024): superseded prefixes; then those that another tier has as well,
+which cost a copy to have again; then the others, in the index's order; then pages that running requests keep behind
+their windows; then what has been brought back from another tier and waits for its request. Pages that are still on
+their way from there are others' to give up, who register with the arena behind this cache.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
 from modelserve_worker.scheduling.pages.page_checks import PageChecks
 from modelserve_worker.scheduling.pages.page_table import PageTable
+from modelserve_worker.scheduling.prefix.cached_prefix import Block, CachedPrefix, Hit
 from modelserve_worker.scheduling.prefix.eviction_order import COPY, NOTHING, ROWS
-from modelserve_worker.scheduling.prefix.tail_index import LEAST_KNOWN, TailIndex
-from modelserve_worker.scheduling.prefix.tails import Block, Hit, Tail
+from modelserve_worker.scheduling.prefix.prefix_index import LEAST_KNOWN, PrefixIndex
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
-from modelserve_worker.scheduling.prefix.unsaved_tails import UnsavedTails
+from modelserve_worker.scheduling.prefix.unsaved_prefixes import UnsavedPrefixes
 
 _KNOWN_PER_PAGE = 4  # blocks that are known by their hash alone, for each global page of the pool
 
 
-class PrefixCache(TailIndex[Page]):
+class PrefixCache(PrefixIndex[Page]):
     """The cache keeps pages of `arena`, and is the first there to be asked for them."""
 
     def __init__(self, arena: PageArena, geometry: CacheGeometry, prices: PromptCost) -> None:
@@ -38,9 +38,9 @@ class PrefixCache(TailIndex[Page]):
         if size := geometry.global_page.page_bytes:
             self._most_unused = max(LEAST_KNOWN, _KNOWN_PER_PAGE * arena.pool_bytes // size)
         self._tables: dict[PageTable, None] = {}
-        self.unsaved = UnsavedTails(arena, {kind: geometry.page(kind).page_bytes for kind in LayerKind})
+        self.unsaved = UnsavedPrefixes(arena, {kind: geometry.page(kind).page_bytes for kind in LayerKind})
         self.checks = PageChecks()
-        self._gone: list[Tail[Page]] = []  # of those that were told
+        self._gone: list[CachedPrefix[Page]] = []  # of those that were told
         arena.register(self)
 
     def watch(self, table: PageTable) -> None:
@@ -56,60 +56,60 @@ class PrefixCache(TailIndex[Page]):
 
     def follow(self, hit: Hit[Page]) -> None:
         """A request resumes there."""
-        tail = hit.tail
-        tail.followers += 1
-        if tail.followers == 1 and (left := self._left_by_history(tail)):
+        prefix = hit.prefix
+        prefix.followers += 1
+        if prefix.followers == 1 and (left := self._left_by_history(prefix)):
             for each in left:
                 self._supersede(each, True)
-        elif tail.superseded:
-            tail.junction = True
-        self._supersede(tail, False)
-        self.touch(tail)
+        elif prefix.superseded:
+            prefix.junction = True
+        self._supersede(prefix, False)
+        self.touch(prefix)
 
-    def note(self, tail: Tail[Page]) -> None:
-        super().note(tail)
-        self.unsaved.update(tail, loses_rows=self.loses_rows(tail))
+    def note(self, prefix: CachedPrefix[Page]) -> None:
+        super().note(prefix)
+        self.unsaved.update(prefix, loses_rows=self.loses_rows(prefix))
 
-    def loses_rows(self, tail: Tail[Page]) -> bool:
+    def loses_rows(self, prefix: CachedPrefix[Page]) -> bool:
         """Whether rows that somebody may miss go with it: no other tier has them."""
-        return self._loss(tail) == ROWS
+        return self._loss(prefix) == ROWS
 
-    def evict(self, tail: Tail[Page]) -> None:
-        self.unsaved.remove(tail)
-        super().evict(tail)
-        if tail.told:
-            self._gone.append(tail)
-        self.gone(tail)
+    def evict(self, prefix: CachedPrefix[Page]) -> None:
+        self.unsaved.remove(prefix)
+        super().evict(prefix)
+        if prefix.told:
+            self._gone.append(prefix)
+        self.gone(prefix)
 
     @property
     def inserted(self) -> int:
-        """How many tails were ever live: the number of the last of them."""
+        """How many prefixes were ever live: the number of the last of them."""
         return self._inserted
 
-    def take_gone(self) -> list[Tail[Page]]:
-        """Those of the told tails that are no longer live since the last call."""
+    def take_gone(self) -> list[CachedPrefix[Page]]:
+        """Those of the told prefixes that are no longer live since the last call."""
         gone, self._gone = self._gone, []
         return gone
 
-    def gone(self, tail: Tail[Page]) -> None:
+    def gone(self, prefix: CachedPrefix[Page]) -> None:
         """The pool, or a tier behind it, has it no more."""
-        if tail.live:
-            self.note(tail)
-        elif not tail.has_copy:
-            self._lost(tail)
+        if prefix.live:
+            self.note(prefix)
+        elif not prefix.has_copy:
+            self._lost(prefix)
 
-    def _lost(self, tail: Tail[Page]) -> None:
-        before = tail.before
-        for later in [each for each in tail.later if each.previous is tail]:
+    def _lost(self, prefix: CachedPrefix[Page]) -> None:
+        before = prefix.before
+        for later in [each for each in prefix.later if each.previous is prefix]:
             later.previous = before
             if before is not None:
                 before.later[later] = None
         if before is not None:
-            before.later.pop(tail, None)
-            if before.superseded and not tail.superseded and not any(self._goes_on(before)):
+            before.later.pop(prefix, None)
+            if before.superseded and not prefix.superseded and not any(self._goes_on(before)):
                 self._supersede(before, False)  # it is the session's last one now
-        if not tail.superseded:
-            self._price_later(tail)
+        if not prefix.superseded:
+            self._price_later(prefix)
 
     def leave(
         self,
@@ -117,16 +117,16 @@ class PrefixCache(TailIndex[Page]):
         end: int,
         table: PageTable,
         *,
-        previous: Tail[Page] | None = None,
+        previous: CachedPrefix[Page] | None = None,
         joined: int = 0,
         client: str = "",
         junction: bool = False,
         turn: bool = False,
         answer: bool = False,
-    ) -> Tail[Page] | None:
+    ) -> CachedPrefix[Page] | None:
         """Keep what a request needs that resumes at `end` or a little before it, where `table` has these rows.
 
-        `previous` is the tail before it on the way of the same session, which has the positions up to `joined` in
+        `previous` is the prefix before it on the way of the same session, which has the positions up to `joined` in
         common with it; unless more than one history goes on from that one (`junction`), or its own next `turn` and not
         this `answer`, it goes first from now on. None where `end` is too near to the beginning to be worth it.
         """
@@ -134,8 +134,8 @@ class PrefixCache(TailIndex[Page]):
         if end < size:
             return None
         full = end // size
-        tail = self._same(chain, end)
-        if tail is None:
+        prefix = self._same(chain, end)
+        if prefix is None:
             global_pages, sliding = table.kept_pages(end)
             if not sliding and self._geometry.sliding_page.layers:
                 return None  # a window of one row lies in one page, which a step in flight writes over
@@ -146,46 +146,46 @@ class PrefixCache(TailIndex[Page]):
             block = self.block_of(chain.digest(depth) for depth in range(full + 1))
             partial = global_pages[full] if end % size and global_pages else None
             first = lowest // size * size
-            tail = Tail(
+            prefix = CachedPrefix(
                 block, end, lowest, first, chain.tokens(first, end).copy(), partial, sliding, client, previous, joined,
                 junction, answer=answer, marks=chain.marks(first, end),
             )  # fmt: skip
             if previous is not None:
-                previous.later[tail] = None
-            self.insert(tail, global_pages)
-        elif tail is previous:
+                previous.later[prefix] = None
+            self.insert(prefix, global_pages)
+        elif prefix is previous:
             previous = None
-        tail.junction |= junction
-        tail.turn |= turn
-        self.touch(tail)
+        prefix.junction |= junction
+        prefix.turn |= turn
+        self.touch(prefix)
         if previous is not None and previous.there and previous.end < end and (previous.followers or not previous.turn):
             self._supersede(previous, not previous.junction and previous.followers < 2)
-        return tail
+        return prefix
 
-    def stand_in(self, tail: Tail[Page], copy: Tail[Any]) -> None:
-        """`tail` has the rows of `copy`, and takes the place of the tail that was copied."""
+    def stand_in(self, prefix: CachedPrefix[Page], copy: CachedPrefix[Any]) -> None:
+        """`prefix` has the rows of `copy`, and takes the place of the prefix that was copied."""
         gone = copy.original
         assert gone is not None, "it was copied from there"
         there, gone.copies = {index: each for index, each in gone.copies.items() if each.live}, {}
-        tail.copies |= there
+        prefix.copies |= there
         for each in there.values():
-            each.original = tail
-        tail.followers = max(tail.followers, gone.followers)
-        tail.junction, tail.turn = tail.junction or gone.junction, tail.turn or gone.turn
-        if tail.previous is None:
-            tail.previous, tail.joined, tail.answer = gone.previous, gone.joined, gone.answer
-        if (before := tail.before) is not None:
+            each.original = prefix
+        prefix.followers = max(prefix.followers, gone.followers)
+        prefix.junction, prefix.turn = prefix.junction or gone.junction, prefix.turn or gone.turn
+        if prefix.previous is None:
+            prefix.previous, prefix.joined, prefix.answer = gone.previous, gone.joined, gone.answer
+        if (before := prefix.before) is not None:
             before.later.pop(gone, None)
-            before.later[tail] = None
+            before.later[prefix] = None
         for later in [each for each in gone.later if each.previous is gone]:
-            later.previous = tail
-            tail.later[later] = None
-        self._supersede(tail, tail.superseded and gone.superseded)
-        self.price(tail)
+            later.previous = prefix
+            prefix.later[later] = None
+        self._supersede(prefix, prefix.superseded and gone.superseded)
+        self.price(prefix)
 
     def distrust(self, pages: set[Page]) -> set[bytes]:
-        """What these pages hold is no use to anybody: give up all tails with one of them, and their copies. Digests of
-        the blocks that had some of them."""
+        """What these pages hold is no use to anybody: give up all prefixes with one of them, and their copies. Digests
+        of the blocks that had some of them."""
         unsound: dict[Block[Page], bool] = {}
 
         def is_unsound(block: Block[Page] | None) -> bool:
@@ -198,15 +198,15 @@ class PrefixCache(TailIndex[Page]):
                 before = unsound[each] = before or each.page in pages
             return before
 
-        for tail in list(self._tails):
-            if is_unsound(tail.block) or not pages.isdisjoint(tail.own_pages):
-                self.give_away(tail)
+        for prefix in list(self._prefixes):
+            if is_unsound(prefix.block) or not pages.isdisjoint(prefix.own_pages):
+                self.give_away(prefix)
         return {block.digest for block, found in unsound.items() if found}
 
-    def give_away(self, tail: Tail[Page]) -> None:
-        """Give up a live tail and its copies."""
-        self.evict(tail)
-        for index, copy in tail.copies.items():
+    def give_away(self, prefix: CachedPrefix[Page]) -> None:
+        """Give up a live prefix and its copies."""
+        self.evict(prefix)
+        for index, copy in prefix.copies.items():
             if copy.live:
                 index.evict(copy)
 
@@ -219,29 +219,29 @@ class PrefixCache(TailIndex[Page]):
 
     def reclaim(self, needed_bytes: int) -> None:
         """See Keeper."""
-        self._give_up_tails(needed_bytes, awaited=False)
+        self._give_up_prefixes(needed_bytes, awaited=False)
         for table in self._tables:
             if self._arena.free_bytes >= needed_bytes:
                 return
             if table.history:
                 table.forget()
-        self._give_up_tails(needed_bytes, awaited=True)
+        self._give_up_prefixes(needed_bytes, awaited=True)
 
     def forget(self, page: Page) -> None:
         """See Keeper."""
         for table in self._tables:
             if page in table.history:
                 table.forget(page)
-        for tail in list(self._tails):
+        for prefix in list(self._prefixes):
             if not page.keepers:  # a request that writes waits for this: nobody else is asked
                 return
-            if page in self.pages(tail):
-                self.evict(tail)
+            if page in self.pages(prefix):
+                self.evict(prefix)
                 self.evictions += 1
 
     def check_integrity(self, *, arriving: Iterable[Page] = ()) -> None:
-        """Raise AssertionError unless every keeper of a page is a live tail, a block in use, a table's history, or one
-        of those that are on their way (`arriving`), and what no other tier has is known."""
+        """Raise AssertionError unless every keeper of a page is a live prefix, a block in use, a table's history, or
+        one of those that are on their way (`arriving`), and what no other tier has is known."""
         kept = self.kept()
         for table in self._tables:
             kept.update(table.history)
@@ -249,39 +249,39 @@ class PrefixCache(TailIndex[Page]):
         for page, count in kept.items():
             assert page.keepers == count, f"page {page.number} has {count} keepers, {page.keepers} counted"
         assert self._arena.num_keepers == sum(kept.values()), "somebody else keeps pages"
-        self.unsaved.check_integrity({tail for tail in self._tails if self.loses_rows(tail)})
+        self.unsaved.check_integrity({prefix for prefix in self._prefixes if self.loses_rows(prefix)})
 
     def _is_trusted(self, hit: Hit[Page]) -> bool:
         suspects = self.checks.suspects
         return not suspects or suspects.isdisjoint((*hit.global_pages, *hit.sliding_pages.values()))
 
-    def _loss(self, tail: Tail[Page]) -> int:
-        loss = super()._loss(tail)
-        return COPY if loss and tail.has_copy else loss
+    def _loss(self, prefix: CachedPrefix[Page]) -> int:
+        loss = super()._loss(prefix)
+        return COPY if loss and prefix.has_copy else loss
 
-    def _supersede(self, tail: Tail[Page], superseded: bool) -> None:
-        """It goes first from now on, in all tiers, or no longer. A copy says what the tail says."""
-        changed, tail.superseded = tail.superseded != superseded, superseded
-        self.note(tail)
-        for index, copy in tail.copies.items():
+    def _supersede(self, prefix: CachedPrefix[Page], superseded: bool) -> None:
+        """It goes first from now on, in all tiers, or no longer. A copy says what the prefix says."""
+        changed, prefix.superseded = prefix.superseded != superseded, superseded
+        self.note(prefix)
+        for index, copy in prefix.copies.items():
             copy.superseded = superseded
             index.note(copy)
         if changed:
-            self._price_later(tail)
+            self._price_later(prefix)
 
-    def _left_by_history(self, tail: Tail[Page]) -> list[Tail[Page]]:
-        """Tails behind one at which a request resumes for the first time, that its session does not go on from: where
-        its front end said so all of them, else an answer that nobody has gone on from."""
-        behind = [each for each in tail.later if each.previous is tail]
-        if not tail.turn:
-            return [each for each in behind if each.answer and not each.followers] if tail.superseded else []
+    def _left_by_history(self, prefix: CachedPrefix[Page]) -> list[CachedPrefix[Page]]:
+        """Prefixes behind one at which a request resumes for the first time, that its session does not go on from:
+        where its front end said so all of them, else an answer that nobody has gone on from."""
+        behind = [each for each in prefix.later if each.previous is prefix]
+        if not prefix.turn:
+            return [each for each in behind if each.answer and not each.followers] if prefix.superseded else []
         for each in behind:
             behind += [later for later in each.later if later.previous is each]
         return behind
 
-    def _price_later(self, tail: Tail[Page]) -> None:
+    def _price_later(self, prefix: CachedPrefix[Page]) -> None:
         """What those behind it save has changed."""
-        behind = list(tail.later)
+        behind = list(prefix.later)
         for later in behind:
             if later.live:
                 self.price(later)
@@ -291,11 +291,11 @@ class PrefixCache(TailIndex[Page]):
             if later.superseded:  # it is not counted on
                 behind += [each for each in later.later if each.before is later]
 
-    def _goes_on(self, tail: Tail[Page]) -> Iterator[bool]:
-        """Of each tail behind it, whether its session needs it."""
-        return (each.before is tail and not each.superseded for each in tail.later)
+    def _goes_on(self, prefix: CachedPrefix[Page]) -> Iterator[bool]:
+        """Of each prefix behind it, whether its session needs it."""
+        return (each.before is prefix and not each.superseded for each in prefix.later)
 
-    def _give_up_tails(self, needed_bytes: int, *, awaited: bool) -> None:
+    def _give_up_prefixes(self, needed_bytes: int, *, awaited: bool) -> None:
         """`awaited`: those, too, that a request is waiting for."""
         while self._arena.free_bytes < needed_bytes:
             victim = self._next_victim(awaited=awaited)
@@ -303,30 +303,30 @@ class PrefixCache(TailIndex[Page]):
                 return
             self.give_up(victim)
 
-    def _next_victim(self, *, awaited: bool) -> Tail[Page] | None:
+    def _next_victim(self, *, awaited: bool) -> CachedPrefix[Page] | None:
         """The first that frees bytes. Those that are superseded, or in another tier too, go before others even where
-        none of them does, since those around each have its pages as well: a short answer's tail has all that its
+        none of them does, since those around each have its pages as well: a short answer's prefix has all that its
         prompt's has, and neither goes otherwise. Nobody misses one that is superseded, so its pages are not looked at:
         there may be thousands."""
-        first: Tail[Page] | None = None
-        for tail in self.victims():
-            if tail.awaited and not awaited:
+        first: CachedPrefix[Page] | None = None
+        for prefix in self.victims():
+            if prefix.awaited and not awaited:
                 continue
-            first = first or tail
-            if self._loss(first) < self._loss(tail):
+            first = first or prefix
+            if self._loss(first) < self._loss(prefix):
                 break
-            if self._loss(tail) == NOTHING or self._frees(tail):
-                return tail
+            if self._loss(prefix) == NOTHING or self._frees(prefix):
+                return prefix
         return first
 
-    def _same(self, chain: TokenChain, end: int) -> Tail[Page] | None:
-        """A live tail of these tokens that ends here."""
+    def _same(self, chain: TokenChain, end: int) -> CachedPrefix[Page] | None:
+        """A live prefix of these tokens that ends here."""
         start = end // self.page_tokens * self.page_tokens
         block = self._blocks.get(chain.digest(end // self.page_tokens))
-        same = () if block is None else block.tails.ending(chain.tokens(start, end), chain.marks(start, end))
+        same = () if block is None else block.prefixes.ending(chain.tokens(start, end), chain.marks(start, end))
         return next(iter(same), None)
 
-    def _frees(self, tail: Tail[Page]) -> bool:
+    def _frees(self, prefix: CachedPrefix[Page]) -> bool:
         """Whether bytes are free when it goes."""
-        pages = [*tail.own_pages, *([tail.block.page] if tail.block.page and tail.block.uses == 1 else [])]
+        pages = [*prefix.own_pages, *([prefix.block.page] if prefix.block.page and prefix.block.uses == 1 else [])]
         return any(page.keepers == 1 and not page.entries for page in pages)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import Page
-from modelserve_worker.scheduling.prefix.tails import Hit, Tail
+from modelserve_worker.scheduling.prefix.cached_prefix import CachedPrefix, Hit
 
 
 @dataclass(slots=True, eq=False)
@@ -16,17 +16,17 @@ class Trail:
 
     checkpoints: list[int] = field(default_factory=list)  # positions where a chunk is to end, rising
     parted: int = 0  # where it resumed, if more than one history goes on from there
-    tail: Tail[Page] | None = None  # the last one on its way that a prefix cache has
+    prefix: CachedPrefix[Page] | None = None  # the last one on its way that a prefix cache has
     joined: int = 0  # the last position that its tokens have in common with that one
-    left: list[Tail[Page]] = field(default_factory=list)  # that nobody had left before
+    left: list[CachedPrefix[Page]] = field(default_factory=list)  # that nobody had left before
     _hit: Hit[Page] | None = None
-    _sliding: Mapping[int, Page] = field(default_factory=dict)  # of the hit, which loses them when its tail goes
+    _sliding: Mapping[int, Page] = field(default_factory=dict)  # of the hit, which loses them when its prefix goes
 
     def resume(self, hit: Hit[Page]) -> None:
-        """It begins there, and is counted among those who follow the tail."""
-        self.tail, self.joined = hit.tail, hit.position
+        """It begins there, and is counted among those who follow the prefix."""
+        self.prefix, self.joined = hit.prefix, hit.position
         self._hit, self._sliding = hit, hit.sliding_pages
-        if hit.position < hit.tail.end and hit.tail.followers > 1:
+        if hit.position < hit.prefix.end and hit.prefix.followers > 1:
             self.parted = hit.position
 
     def read(self, geometry: CacheGeometry) -> dict[Page, int]:

@@ -1,6 +1,6 @@
-"""Spilled tails: an index of copies of the pool's tails, and what comes there.
+"""Spilled prefixes: an index of copies of the pool's prefixes, and what comes there.
 
-No page is held where they come from: a tail's may be given up, and moved, at any time. Then what was copied is not
+No page is held where they come from: a prefix's may be given up, and moved, at any time. Then what was copied is not
 believed. It costs that hit, and no memory.
 """
 
@@ -11,15 +11,15 @@ from typing import Any
 from modelserve.model.architecture import LayerKind
 from modelserve.planning.speed.prompt_rows import PromptCost
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.scheduling.prefix.cached_prefix import CachedPrefix
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
-from modelserve_worker.scheduling.prefix.tail_index import TailIndex
-from modelserve_worker.scheduling.prefix.tails import Tail
+from modelserve_worker.scheduling.prefix.prefix_index import PrefixIndex
 from modelserve_worker.scheduling.tiers.copy_lane import Copy, in_memory_order
 from modelserve_worker.scheduling.tiers.tier_pool import TierPage, TierPool
 from modelserve_worker.scheduling.tiers.transfer import Arrival
 
 
-class CopyIndex(TailIndex[TierPage]):
+class CopyIndex(PrefixIndex[TierPage]):
     """Of copies, in places of `places`, of what `cache` has, or had."""
 
     def __init__(self, places: TierPool, geometry: CacheGeometry, prices: PromptCost, cache: PrefixCache) -> None:
@@ -27,13 +27,13 @@ class CopyIndex(TailIndex[TierPage]):
         self._places = places
         self._cache = cache
 
-    def evict(self, tail: Tail[TierPage]) -> None:
-        super().evict(tail)
-        assert tail.original is not None, "it was copied from there"
-        self._cache.gone(tail.original)
+    def evict(self, prefix: CachedPrefix[TierPage]) -> None:
+        super().evict(prefix)
+        assert prefix.original is not None, "it was copied from there"
+        self._cache.gone(prefix.original)
 
-    def receive(self, source: Tail[Any]) -> Arrival[TierPage] | None:
-        """Copy a tail of the pool, or of a nearer tier, less the pages that are here."""
+    def receive(self, source: CachedPrefix[Any]) -> Arrival[TierPage] | None:
+        """Copy a prefix of the pool, or of a nearer tier, less the pages that are here."""
         block = self.block_of(source.block.digests())
         shared = next((each for each in block.upwards() if each.uses), None)
         if shared is not None and any(each.page is not None and not each.page.valid for each in shared.upwards()):
@@ -79,19 +79,19 @@ class CopyIndex(TailIndex[TierPage]):
         pages = [*arrival.kept, *(block.page for block in arrival.block.upwards() if block.page is not None)]
         return all(page.copied for page in pages) if all(page.valid for page in pages) else None
 
-    def arrive(self, arrival: Arrival[TierPage]) -> Tail[TierPage]:
+    def arrive(self, arrival: Arrival[TierPage]) -> CachedPrefix[TierPage]:
         source, block = arrival.source, arrival.block
         assert block is not None
         original = source.original or source
-        tail: Tail[TierPage] = Tail(
+        prefix: CachedPrefix[TierPage] = CachedPrefix(
             block, source.end, source.lowest, source.first, source.tokens, arrival.partial, {**arrival.sliding},
             source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
             original=original,
         )  # fmt: skip
-        original.copies[self] = tail
+        original.copies[self] = prefix
         self._cache.note(original)
-        self.insert(tail, [])
-        return tail
+        self.insert(prefix, [])
+        return prefix
 
     def release(self, arrival: Arrival[TierPage], *, arrived: bool) -> None:
         assert arrival.block is not None
@@ -101,9 +101,9 @@ class CopyIndex(TailIndex[TierPage]):
         for page in arrival.kept:
             self._places.let_go(page)
 
-    def _base(self, tail: Tail[TierPage]) -> int:
-        assert tail.original is not None, "it was copied from there"
-        return tail.original.base
+    def _base(self, prefix: CachedPrefix[TierPage]) -> int:
+        assert prefix.original is not None, "it was copied from there"
+        return prefix.original.base
 
     def _make_room(self, global_pages: int, sliding_pages: int) -> bool:
         needed = {LayerKind.GLOBAL: global_pages, LayerKind.SLIDING: sliding_pages}

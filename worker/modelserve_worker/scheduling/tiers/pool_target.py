@@ -1,4 +1,4 @@
-"""Restored tails: what is copied from a tier behind the pool comes into pages of the pool.
+"""Restored prefixes: what is copied from a tier behind the pool comes into pages of the pool.
 
 The pages are cached ones that nobody reads yet: free bytes that are being filled. Where running requests need them all
 the same, they are given up as the last of all.
@@ -9,22 +9,22 @@ from __future__ import annotations
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
+from modelserve_worker.scheduling.prefix.cached_prefix import CachedPrefix
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
-from modelserve_worker.scheduling.prefix.tails import Tail
 from modelserve_worker.scheduling.tiers.copy_lane import Copy, in_memory_order
 from modelserve_worker.scheduling.tiers.tier_pool import TierPage
 from modelserve_worker.scheduling.tiers.transfer import Arrival, Target
 
 
 class PoolTarget(Target[Page]):
-    """Tails come into `cache`, whose pages are those of `arena`."""
+    """Prefixes come into `cache`, whose pages are those of `arena`."""
 
     def __init__(self, arena: PageArena, cache: PrefixCache, geometry: CacheGeometry) -> None:
         self._arena = arena
         self._cache = cache
         self._geometry = geometry
 
-    def receive(self, source: Tail[TierPage]) -> Arrival[Page] | None:
+    def receive(self, source: CachedPrefix[TierPage]) -> Arrival[Page] | None:
         blocks = list(source.block.upwards())[-2::-1] if self._geometry.global_page.layers else []
         there = self._cache.pages_of(block.digest for block in blocks)
         missing = [block.page for block in blocks[len(there) :] if block.page is not None]
@@ -53,22 +53,22 @@ class PoolTarget(Target[Page]):
     def copied(self, copy: Copy) -> None:
         """The page is sound, or was given up."""
 
-    def arrive(self, arrival: Arrival[Page]) -> Tail[Page]:
-        """There may be the same tail by now; either takes the place of the one that was copied, if that is gone."""
+    def arrive(self, arrival: Arrival[Page]) -> CachedPrefix[Page]:
+        """There may be the same prefix by now; either takes the place of the one that was copied, if that is gone."""
         source = arrival.source
         block = self._cache.block_of(source.block.digests())
         behind = source.tokens[block.depth * self._cache.page_tokens - source.first :]
-        same = block.tails.ending(behind, source.marks)
-        tail = next((each for each in same if each.lowest <= source.lowest), None)
-        if tail is None:
-            tail = Tail(
+        same = block.prefixes.ending(behind, source.marks)
+        prefix = next((each for each in same if each.lowest <= source.lowest), None)
+        if prefix is None:
+            prefix = CachedPrefix(
                 block, source.end, source.lowest, source.first, source.tokens, arrival.partial, dict(arrival.sliding),
                 source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
             )  # fmt: skip
-            self._cache.insert(tail, arrival.way)
+            self._cache.insert(prefix, arrival.way)
         if source.live and source.original is not None and not source.original.live:
-            self._cache.stand_in(tail, source)
-        return tail
+            self._cache.stand_in(prefix, source)
+        return prefix
 
     def release(self, arrival: Arrival[Page], *, arrived: bool) -> None:  # noqa: ARG002 - the pool's pages are free
         for page in arrival.kept:

@@ -1,8 +1,8 @@
-"""A tier behind the prefix cache: copies of the pool's tails somewhere else, and what is copied when.
+"""A tier behind the prefix cache: copies of the pool's prefixes somewhere else, and what is copied when.
 
-Tails are copied ahead of need: while bytes that are free, or can be at no loss, are less than what the first in the
-queue needs and a share of the pool, the tails that would go next are stored. So when memory is short, what goes can be
-had again. Where too much is asked for at once, its admission waits for stores on their way, a second at most.
+Prefixes are copied ahead of need: while bytes that are free, or can be at no loss, are less than what the first in the
+queue needs and a share of the pool, the prefixes that would go next are stored. So when memory is short, what goes can
+be had again. Where too much is asked for at once, its admission waits for stores on their way, a second at most.
 
 A request whose prefix reaches further in a tier than in the pool waits for it beside the queue, and is first in it when
 the rows have come; from there on it is a hit like any other. Copies that are overdue are not waited for, and nothing
@@ -28,9 +28,9 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import HostCopy, PageCheck
 from modelserve_worker.host_pages import LANE_ENDED, HostLayout, HostProgress
 from modelserve_worker.scheduling.pages.arena import PageArena
+from modelserve_worker.scheduling.prefix.cached_prefix import Hit
 from modelserve_worker.scheduling.prefix.eviction_order import ROWS
 from modelserve_worker.scheduling.prefix.prefix_cache import PrefixCache
-from modelserve_worker.scheduling.prefix.tails import Hit
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 from modelserve_worker.scheduling.stats import TierCounters
 from modelserve_worker.scheduling.tiers.copy_index import CopyIndex
@@ -42,7 +42,7 @@ LONGEST_WAIT_S = 1.0  # of an admission for stores
 _MOST_RESTORES = 2  # of one request, whose rows may have to go again before it begins
 _STORED_SHARE = 4  # a share of the pool is free or stored
 _AHEAD_SHARE = 8  # and where more is to be stored, a share of that beyond it, so that not every admission looks
-_MOST_AT_ONCE = 8  # tails that one step begins to store, or finds no place for: it does not wait for more
+_MOST_AT_ONCE = 8  # prefixes that one step begins to store, or finds no place for: it does not wait for more
 _TIER_SHARE = 2  # and no more than a share of the tier, or what is stored would push itself out
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class StepCopies(NamedTuple):
 
 
 class Tier(ABC):
-    """A tier has copies of tails of `cache`, whose pages are those of `arena`: at most `capacity_bytes` of one rank.
+    """A tier has copies of prefixes of `cache`, whose pages are those of `arena`: at most `capacity_bytes` of one rank.
 
     `PrefixReuse` calls it from the scheduler's thread. A subclass says where the bytes are, by two methods. One that is
     further away overrides `prepare`, and stores what a nearer one has before that gives it up.
@@ -137,14 +137,14 @@ class Tier(ABC):
         if spare >= target:
             return
         started = refused = 0
-        for tail in self._cache.victims(ROWS):
+        for prefix in self._cache.victims(ROWS):
             if spare >= target + target // _AHEAD_SHARE or started == _MOST_AT_ONCE:
                 return
             if refused == _MOST_AT_ONCE:
                 break
-            if tail not in self.spills.sources:
-                size = self._cache.unsaved.bytes_of(tail)
-                if self.spills.start(tail):
+            if prefix not in self.spills.sources:
+                size = self._cache.unsaved.bytes_of(prefix)
+                if self.spills.start(prefix):
                     spare, started = spare + size, started + 1
                 else:
                     refused += 1
@@ -171,10 +171,10 @@ class Tier(ABC):
 
     def restore(self, request_id: str, hit: Hit[TierPage]) -> bool:
         """Bring the rows of a hit back: the request waits for them from now on. False where the pool has no room."""
-        if not self.restores.start(hit.tail, request_id):
+        if not self.restores.start(hit.prefix, request_id):
             return False
         self._asked[request_id] += 1
-        self.index.touch(hit.tail)
+        self.index.touch(hit.prefix)
         return True
 
     def take_ready(self) -> list[str]:
@@ -208,17 +208,17 @@ class Tier(ABC):
     def distrust(self, digests: set[bytes]) -> None:
         """Copies of the pages of these blocks are not believed, nor what is on its way from them."""
         if any(digest in self.index for digest in digests):
-            for tail in list(self.index.tails):
-                if any(block.digest in digests for block in tail.block.upwards()):
-                    self.index.evict(tail)
+            for prefix in list(self.index.prefixes):
+                if any(block.digest in digests for block in prefix.block.upwards()):
+                    self.index.evict(prefix)
         self.restores.give_up()
 
     def lose(self, places: Collection[tuple[LayerKind, int]]) -> None:
         """The tier has lost what was copied to these places: a subclass says so before it says that loads from there
         have ended. Whoever waits for anything computes."""
         self.pool.lose(places)
-        for tail in [each for each in self.index.tails if not all(page.valid for page in self.index.pages(each))]:
-            self.index.evict(tail)
+        for prefix in [each for each in self.index.prefixes if not all(page.valid for page in self.index.pages(each))]:
+            self.index.evict(prefix)
         self.restores.give_up()
 
     def clear(self) -> None:

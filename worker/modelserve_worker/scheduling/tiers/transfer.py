@@ -1,7 +1,8 @@
-"""Tails on their way from one tier to another, spilled or restored into the pool, and the requests that wait for them.
+"""Prefixes on their way from one tier to another, spilled or restored into the pool, and the requests that wait for
+them.
 
-A copy goes out with a step and ends some time after it. Until all of a tail's have ended, its pages are kept in the
-tier that they come to: it is an `Arrival`. Then the tail is live there. An arrival that is given up costs a hit.
+A copy goes out with a step and ends some time after it. Until all of a prefix's have ended, its pages are kept in the
+tier that they come to: it is an `Arrival`. Then the prefix is live there. An arrival that is given up costs a hit.
 Whoever writes its pages next does so behind the copies (`after`), as does a move of one of them, so no memory is lost
 to a copy that never ends.
 """
@@ -14,16 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
 from modelserve.model.architecture import LayerKind
-from modelserve_worker.scheduling.prefix.tails import Block, P, Tail
+from modelserve_worker.scheduling.prefix.cached_prefix import Block, CachedPrefix, P
 from modelserve_worker.scheduling.tiers.copy_lane import Copy, CopyLane
 from modelserve_worker.scheduling.tiers.tier_pool import TierPool
 
 
 @dataclass(eq=False, slots=True)
 class Arrival(Generic[P]):
-    """A tail of another tier on its way to this one, and its pages here."""
+    """A prefix of another tier on its way to this one, and its pages here."""
 
-    source: Tail[Any]
+    source: CachedPrefix[Any]
     sliding: dict[int, P]
     partial: P | None
     copies: list[Copy]
@@ -39,10 +40,10 @@ class Arrival(Generic[P]):
 
 
 class Target(Protocol[P]):
-    """A target is the tier that tails come to. `Transfer` calls it."""
+    """A target is the tier that prefixes come to. `Transfer` calls it."""
 
-    def receive(self, source: Tail[Any]) -> Arrival[P] | None:
-        """Keep pages for a tail. None where there is no room for them, and nothing has changed."""
+    def receive(self, source: CachedPrefix[Any]) -> Arrival[P] | None:
+        """Keep pages for a prefix. None where there is no room for them, and nothing has changed."""
         ...
 
     def copied(self, copy: Copy) -> None:
@@ -53,8 +54,8 @@ class Target(Protocol[P]):
         """Whether all of its rows are there once its own copies have ended; None where they never will be."""
         return True
 
-    def arrive(self, arrival: Arrival[P]) -> Tail[P]:
-        """The tail is live from now on."""
+    def arrive(self, arrival: Arrival[P]) -> CachedPrefix[P]:
+        """The prefix is live from now on."""
         ...
 
     def release(self, arrival: Arrival[P], *, arrived: bool) -> None:
@@ -63,7 +64,7 @@ class Target(Protocol[P]):
 
 
 class Transfer(Generic[P]):
-    """A transfer brings tails to `target`, by copies from or to places of `pool`. Bytes are per rank."""
+    """A transfer brings prefixes to `target`, by copies from or to places of `pool`. Bytes are per rank."""
 
     def __init__(self, target: Target[P], pool: TierPool, page_bytes: Mapping[LayerKind, int]) -> None:
         self.lane = CopyLane(pool)
@@ -71,22 +72,22 @@ class Transfer(Generic[P]):
         self.ready: list[str] = []  # requests that wait no longer
         self.copied_bytes = 0
         self._page_bytes = page_bytes
-        self._arrivals: dict[Tail[Any], Arrival[P]] = {}
-        self._awaited: defaultdict[str, list[Tail[P]]] = defaultdict(list)  # that came, by who has not begun
+        self._arrivals: dict[CachedPrefix[Any], Arrival[P]] = {}
+        self._awaited: defaultdict[str, list[CachedPrefix[P]]] = defaultdict(list)  # that came, by who has not begun
         self._after = 0
         self._unheard = 0  # the last step of which copies may be on their way for ever, on some rank
 
     @property
-    def sources(self) -> Collection[Tail[Any]]:
-        """Tails that are on their way."""
+    def sources(self) -> Collection[CachedPrefix[Any]]:
+        """Prefixes that are on their way."""
         return self._arrivals.keys()
 
     def coming_bytes(self, *, awaited: bool = False) -> int:
         """Of pages that are being copied; `awaited`: of those that requests wait for."""
         return sum(each.bytes for each in self._arrivals.values() if each.requests or not awaited)
 
-    def start(self, source: Tail[Any], *requests: str) -> bool:
-        """Queue the copies of a live tail, for which these requests wait. False where the target has no room."""
+    def start(self, source: CachedPrefix[Any], *requests: str) -> bool:
+        """Queue the copies of a live prefix, for which these requests wait. False where the target has no room."""
         arrival = self._arrivals.get(source) or self.target.receive(source)
         if arrival is None:
             return False
@@ -98,7 +99,7 @@ class Transfer(Generic[P]):
         return True
 
     def ended(self, step: int) -> None:
-        """The copies of steps up to this one have ended: tails that are all there are live in the target."""
+        """The copies of steps up to this one have ended: prefixes that are all there are live in the target."""
         for copy in self.lane.ended(step):
             self.copied_bytes += self._page_bytes[copy.tier_page.kind]
             self.target.copied(copy)
@@ -107,16 +108,16 @@ class Transfer(Generic[P]):
             if is_whole is None:
                 self._give_up(arrival)
             elif is_whole and all(copy.ended for copy in arrival.copies):
-                tail = self.target.arrive(arrival)
-                tail.awaited |= arrival.requests
+                prefix = self.target.arrive(arrival)
+                prefix.awaited |= arrival.requests
                 for request_id in arrival.requests:
-                    self._awaited[request_id].append(tail)
+                    self._awaited[request_id].append(prefix)
                 self._release(arrival, arrived=True)
 
     def begun(self, request_id: str) -> None:
         """The request holds its pages, or has ended: what came for it may go."""
-        for tail in self._awaited.pop(request_id, ()):
-            tail.awaited.discard(request_id)
+        for prefix in self._awaited.pop(request_id, ()):
+            prefix.awaited.discard(request_id)
 
     def forget_request(self, request_id: str) -> None:
         """It waits no longer; the rows come all the same."""

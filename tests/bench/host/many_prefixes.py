@@ -1,6 +1,6 @@
 """What a request costs the host behind a prefix that thousands share.
 
-    python tests/bench many_tails
+    python tests/bench many_prefixes
 
 One request after the other through the real scheduler, without a device, over pages of 64 and 32 tokens and a window of
 512. All have 3,010 tokens in common, then some of their own. Prints the median host time of 50 requests around the
@@ -25,10 +25,10 @@ AROUND = 25
 
 def sessions(requests: int, own: int, memory: str) -> Sessions:
     longest = len(SHARED) + own + 64
-    tail = GEOMETRY.held_bytes(512 + 64 + own) + own + 64
+    prefix = GEOMETRY.held_bytes(512 + 64 + own) + own + 64
     held = 4 * GEOMETRY.held_bytes(longest)
-    pool = held + (2 * tail * requests if memory == "roomy" else tail * requests // 10)
-    host = tail * requests // 5 if memory == "host" else 0
+    pool = held + (2 * prefix * requests if memory == "roomy" else prefix * requests // 10)
+    host = prefix * requests // 5 if memory == "host" else 0
     return Sessions(GEOMETRY, stamped=False, slots=4, longest=longest, pool_bytes=pool, host_bytes=host)
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     flags = parser.parse_args()
     early, late = 2 * AROUND, flags.requests - AROUND
     print(
-        f"{'own':>4} {'memory':>6} {'tails':>6} {'gone':>6} {'ms then':>8} {'ms now':>7} {'ops then':>9} {'ops now':>8}"
+        f"{'own':>4} {'memory':>6} {'kept':>6} {'gone':>6} {'ms then':>8} {'ms now':>7} {'ops then':>9} {'ops now':>8}"
     )
     for own in flags.own:
         for memory in flags.memory:
@@ -58,6 +58,6 @@ def main() -> None:
             then, now = (statistics.median(seconds[at - AROUND : at + AROUND]) * 1e3 for at in (early, late))
             cache = asked.reuse.cache
             print(
-                f"{own:4} {memory:>6} {len(cache._tails):6} {cache.evictions:6} {then:8.2f} {now:7.2f} "
+                f"{own:4} {memory:>6} {len(cache._prefixes):6} {cache.evictions:6} {then:8.2f} {now:7.2f} "
                 f"{operations[0]:9} {operations[1]:8}", flush=True,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A block's tails say what looking at each of them does, whatever came, went and changed before."""
+"""A block's prefixes say what looking at each of them does, whatever came, went and changed before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from modelserve_worker.scheduling.prefix.block_tails import BlockTails
-from modelserve_worker.scheduling.prefix.tails import Block, Tail
+from modelserve_worker.scheduling.prefix.block_prefixes import BlockPrefixes
+from modelserve_worker.scheduling.prefix.cached_prefix import Block, CachedPrefix
 from modelserve_worker.scheduling.prefix.token_chain import SpanMark
 
 START, PAGE = 8, 4
@@ -33,13 +33,13 @@ class Texts:
                 )
         return tokens, tuple(sorted(marks))
 
-    def tail(self) -> Tail[int]:
+    def prefix(self) -> CachedPrefix[int]:
         tokens, marks = self.draw()
         end = START + len(tokens)
         lowest, first = self.random.randint(START - 2, end), START - PAGE
         before = np.full(PAGE, 1, dtype=np.int32)
         self.number += 1
-        return Tail(
+        return CachedPrefix(
             self.block, end, lowest, first, np.concatenate((before, tokens)), None, {}, "", None, 0, junction=False,
             superseded=self.random.random() < 0.5, followers=self.random.choice([0, 0, 1]), marks=marks,
             number=self.number,
@@ -47,13 +47,13 @@ class Texts:
 
 
 def expected(
-    tails: list[Tail[int]], tokens: np.ndarray, marks: tuple[SpanMark, ...], most: int
-) -> tuple[int, Tail[int]] | None:
-    def reach(tail: Tail[int]) -> int:
-        return min(tail.reach(tokens, START, marks), most)
+    prefixes: list[CachedPrefix[int]], tokens: np.ndarray, marks: tuple[SpanMark, ...], most: int
+) -> tuple[int, CachedPrefix[int]] | None:
+    def reach(prefix: CachedPrefix[int]) -> int:
+        return min(prefix.reach(tokens, START, marks), most)
 
-    able = [tail for tail in tails if reach(tail) >= tail.lowest]
-    ranked = sorted(able, key=lambda tail: (-reach(tail), tail.superseded and not tail.followers, tail.number))
+    able = [prefix for prefix in prefixes if reach(prefix) >= prefix.lowest]
+    ranked = sorted(able, key=lambda each: (-reach(each), each.superseded and not each.followers, each.number))
     return (reach(ranked[0]), ranked[0]) if ranked else None
 
 
@@ -63,38 +63,38 @@ def behind(marks: tuple[SpanMark, ...]) -> list[SpanMark]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_serves_a_request_is_what_looking_at_each_finds(seed: int) -> None:
-    texts, tails, block = Texts(seed), list[Tail[int]](), BlockTails[Tail[int]](START)
+    texts, prefixes, block = Texts(seed), list[CachedPrefix[int]](), BlockPrefixes[CachedPrefix[int]](START)
     random, found = texts.random, 0
     for _ in range(500):
         choice = random.random()
-        if choice < 0.5 or not tails:
-            tails.append(texts.tail())
-            block.add(tails[-1])
+        if choice < 0.5 or not prefixes:
+            prefixes.append(texts.prefix())
+            block.add(prefixes[-1])
         elif choice < 0.8:
-            block.remove(tails.pop(random.randrange(len(tails))))
+            block.remove(prefixes.pop(random.randrange(len(prefixes))))
         else:
-            tail = random.choice(tails)
-            tail.superseded, tail.followers = not tail.superseded, random.choice([0, 1])
-            block.update(tail)
-        assert len(block) == len(tails)
+            prefix = random.choice(prefixes)
+            prefix.superseded, prefix.followers = not prefix.superseded, random.choice([0, 1])
+            block.update(prefix)
+        assert len(block) == len(prefixes)
         tokens, marks = texts.draw()
         most = START + len(tokens) - random.choice([0, 0, 1])
         hit = block.find(tokens[: max(0, most - START)], marks, most)
-        assert hit == expected(tails, tokens[: max(0, most - START)], marks, most)
+        assert hit == expected(prefixes, tokens[: max(0, most - START)], marks, most)
         found += hit is not None
         if most == START + len(tokens):
-            same = [tail for tail in tails if tail.end == most and tail.reach(tokens, START, marks) == most]
-            assert [*block.ending(tokens, marks)] == [tail for tail in same if behind(tail.marks) == behind(marks)]
+            same = [each for each in prefixes if each.end == most and each.reach(tokens, START, marks) == most]
+            assert [*block.ending(tokens, marks)] == [each for each in same if behind(each.marks) == behind(marks)]
     assert found > 200
 
 
 def test_nothing_is_left_when_all_have_gone() -> None:
-    texts, block = Texts(9), BlockTails[Tail[int]](START)
-    tails = [texts.tail() for _ in range(60)]
-    for tail in tails:
-        block.add(tail)
-    for tail in tails:
-        block.remove(tail)
+    texts, block = Texts(9), BlockPrefixes[CachedPrefix[int]](START)
+    prefixes = [texts.prefix() for _ in range(60)]
+    for prefix in prefixes:
+        block.add(prefix)
+    for prefix in prefixes:
+        block.remove(prefix)
     assert not block
     assert not block._trees
     assert not block._ends

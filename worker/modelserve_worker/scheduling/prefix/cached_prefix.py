@@ -1,4 +1,4 @@
-"""What a prefix cache remembers: pages of tokens by their hashes, and the tails at which a request may resume.
+"""What a prefix cache remembers: pages of tokens by their hashes, and cached prefixes, where requests may resume.
 
 `P` is the pages of one tier: those of the pool on the device, or copies of them in host memory.
 """
@@ -12,21 +12,21 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from modelserve_worker.batch import Int32Array
-from modelserve_worker.scheduling.prefix.block_tails import BlockTails
+from modelserve_worker.scheduling.prefix.block_prefixes import BlockPrefixes
 from modelserve_worker.scheduling.prefix.token_chain import SpanMark
 
 P = TypeVar("P")
-_NO_TAILS: BlockTails[Any] = BlockTails(0)  # nobody adds any
+_NO_PREFIXES: BlockPrefixes[Any] = BlockPrefixes(0)  # nobody adds any
 
 
 class Block(Generic[P]):
     """The tokens of one global page behind those of `parent`; the root of a chain has none.
 
-    `page` is kept while the block is in use: while a tail ends in it, or a block behind it is in use. Afterwards the
+    `page` is kept while the block is in use: while a prefix ends in it, or a block behind it is in use. Afterwards the
     block is only known, by its hash, until it is the oldest of too many.
     """
 
-    __slots__ = ("children", "depth", "digest", "page", "parent", "tails", "unsaved", "uses")
+    __slots__ = ("children", "depth", "digest", "page", "parent", "prefixes", "unsaved", "uses")
 
     def __init__(self, digest: bytes, parent: Block[P] | None) -> None:
         self.digest = digest
@@ -34,9 +34,9 @@ class Block(Generic[P]):
         self.depth: int = 0 if parent is None else parent.depth + 1  # pages up to here
         self.page: P | None = None
         self.uses = 0
-        self.unsaved = 0  # of these uses, those by tails whose rows nobody else has (unsaved_tails.py)
+        self.unsaved = 0  # of these uses, those by prefixes whose rows nobody else has (unsaved_prefixes.py)
         self.children = 0  # known ones
-        self.tails: BlockTails[Tail[P]] = _NO_TAILS  # that may serve a request which has this block and not the next
+        self.prefixes: BlockPrefixes[CachedPrefix[P]] = _NO_PREFIXES  # that may serve who parts behind it
 
     def upwards(self) -> Iterator[Block[P]]:
         """This block and those before it, the root last."""
@@ -45,17 +45,17 @@ class Block(Generic[P]):
             yield block
             block = block.parent
 
-    def attach(self, tail: Tail[P], page_tokens: int) -> None:
-        """The tail may serve such a request from now on."""
-        if self.tails is _NO_TAILS:
-            self.tails = BlockTails(self.depth * page_tokens)
-        self.tails.add(tail)
+    def attach(self, prefix: CachedPrefix[P], page_tokens: int) -> None:
+        """The prefix may serve such a request from now on."""
+        if self.prefixes is _NO_PREFIXES:
+            self.prefixes = BlockPrefixes(self.depth * page_tokens)
+        self.prefixes.add(prefix)
 
-    def detach(self, tail: Tail[P]) -> None:
+    def detach(self, prefix: CachedPrefix[P]) -> None:
         """Undo it."""
-        self.tails.remove(tail)
-        if not self.tails:
-            self.tails = _NO_TAILS
+        self.prefixes.remove(prefix)
+        if not self.prefixes:
+            self.prefixes = _NO_PREFIXES
 
     def digests(self) -> list[bytes]:
         """Of the way here, from the root on."""
@@ -63,9 +63,9 @@ class Block(Generic[P]):
 
 
 @dataclass(slots=True, eq=False)
-class Tail(Generic[P]):
-    """Rows of sliding layers before `end`, which make the global pages before it worth something: a request with the
-    same tokens resumes at any position from `lowest` to `end`.
+class CachedPrefix(Generic[P]):
+    """Has rows of sliding layers before `end`, which make the global pages before it worth something: a request with
+    the same tokens resumes at any position from `lowest` to `end`.
     """
 
     block: Block[P]  # of its last full page
@@ -76,7 +76,7 @@ class Tail(Generic[P]):
     partial: P | None  # the global page behind the full ones
     sliding: dict[int, P]  # by logical page, down to the window of `lowest`
     client: str  # whose bytes they are
-    previous: Tail[P] | None  # the one before it on the way of the same request
+    previous: CachedPrefix[P] | None  # the one before it on the way of the same request
     joined: int  # the last position that its tokens have in common with `previous`
     junction: bool  # more than one history goes on from here
     turn: bool = False  # its session's next turn goes on from here, and not behind the answer
@@ -91,9 +91,9 @@ class Tail(Generic[P]):
     told: bool = False  # to routers
     followers: int = 0  # requests that resumed here
     attached: list[Block[P]] = field(default_factory=list)
-    later: dict[Tail[P], None] = field(default_factory=dict)  # those that are there whose `previous` it is, or was
-    copies: dict[Any, Tail[Any]] = field(default_factory=dict)  # of one in the pool: the last one in each tier's index
-    original: Tail[Any] | None = None  # of a copy: who has these rows in the pool, or had
+    later: dict[CachedPrefix[P], None] = field(default_factory=dict)  # those there whose `previous` it is, or was
+    copies: dict[Any, CachedPrefix[Any]] = field(default_factory=dict)  # of one in the pool: the last one of each tier
+    original: CachedPrefix[Any] | None = None  # of a copy: who has these rows in the pool, or had
     marks: tuple[SpanMark, ...] = ()  # of spans with rows among its `tokens`
     awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun
 
@@ -108,7 +108,7 @@ class Tail(Generic[P]):
         return self.live or self.has_copy
 
     @property
-    def before(self) -> Tail[P] | None:
+    def before(self) -> CachedPrefix[P] | None:
         """The nearest one before it that is there."""
         previous = self.previous
         while previous is not None and not previous.there:
@@ -152,9 +152,9 @@ class Hit(Generic[P]):
     """Where a request resumes, and with which pages."""
 
     position: int
-    tail: Tail[P]
+    prefix: CachedPrefix[P]
     global_pages: list[P]  # of the rows [0, position)
 
     @property
     def sliding_pages(self) -> Mapping[int, P]:
-        return self.tail.sliding
+        return self.prefix.sliding
