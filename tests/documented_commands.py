@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelserve_tools.evaluation.flags import parser as evaluation_parser
-from modelserve_worker.server.flags import FlagParser, add_door_flags, add_engine_flags
+from modelserve_worker.server.flags import FlagParser, add_engine_flags, add_server_flags
 from modelserve_worker.terminal_error import TerminalError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,7 +161,7 @@ def _handed_on() -> set[str]:
     """The flags that a tool leaves to what it starts: a worker, or an evaluation."""
     parser = FlagParser()
     add_engine_flags(parser)
-    add_door_flags(parser)
+    add_server_flags(parser)
     return _options(parser) | _options(evaluation_parser())
 
 

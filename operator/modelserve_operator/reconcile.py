@@ -67,7 +67,7 @@ class Ended(Exception):  # noqa: N818 - no error: the steps that are left have n
 
 
 class Reconciler:
-    """Holds the doors; every call of `reconcile` starts from what is observed, not from what an earlier call knew."""
+    """Reconciles an object at a time, each time from what is observed, not from what an earlier call knew."""
 
     def __init__(self, gatherer: Gatherer, applier: Applier, shared: SharedConfig, settings: Settings) -> None:
         self._gatherer = gatherer

@@ -70,7 +70,7 @@ class FakeCluster:
         self._numbers = itertools.count(1)
         self._applied: dict[str, Body] = {}  # uid -> what the operator last applied: its own fields
 
-    # --- the door that the operator uses -------------------------------------------------------------------------
+    # --- the interface that the operator uses --------------------------------------------------------------------
 
     async def pages(
         self, kind: ResourceKind, *, namespace: str | None = None, owner: str | None = None

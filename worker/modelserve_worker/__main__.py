@@ -33,14 +33,14 @@ from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.flags import (
     FlagParser,
-    add_door_flags,
     add_engine_flags,
-    door_settings,
+    add_server_flags,
     engine_args,
+    server_settings,
 )
 from modelserve_worker.server.http.body_limits import OpenBodies
 from modelserve_worker.server.lifecycle import EngineStopped, bind, run_server
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.startup.nvml import first_gpu
 from modelserve_worker.terminal_error import TerminalError
@@ -87,24 +87,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> tuple[EngineArgs, DoorSettings]:
+def _parse(arguments: Sequence[str]) -> tuple[EngineArgs, ServerSettings]:
     parser = FlagParser(prog="modelserve-worker", description="Serve a Gemma 4 checkpoint over the OpenAI API.")
     commands = parser.add_subparsers(dest="command", required=True)
     serve_parser = commands.add_parser("serve", help="load a checkpoint and serve it", allow_abbrev=False)
     add_engine_flags(serve_parser)
-    add_door_flags(serve_parser)
+    add_server_flags(serve_parser)
     commands.add_parser("fetch", help="download a model from the Hugging Face Hub (see `fetch --help`)")
     commands.add_parser("kernels", help="compile a model's GPU kernels ahead (see `kernels --help`)")
     try:
         flags = vars(parser.parse_args(arguments))
-        door = {name: flags.pop(name) for name in DoorSettings.model_fields if name in flags}
+        settings = {name: flags.pop(name) for name in ServerSettings.model_fields if name in flags}
         engine = {name: value for name, value in flags.items() if name not in ("command", "config")}
-        return engine_args(engine, flags["config"]), door_settings(door, os.environ)
+        return engine_args(engine, flags["config"]), server_settings(settings, os.environ)
     except InvalidInput as error:
         raise TerminalError(TerminationReason.InvalidEngineArgs, str(error)) from error
 
 
-def serve(args: EngineArgs, door: DoorSettings) -> None:
+def serve(args: EngineArgs, settings: ServerSettings) -> None:
     """Start the engine, listen, serve, drain. Raises TerminalError, EngineStartFailed, EngineStopped and OSError.
 
     The engine loads while this process reads the tokenizer.
@@ -114,10 +114,10 @@ def serve(args: EngineArgs, door: DoorSettings) -> None:
     args, without_drafter = without_missing_drafter(_settled(args, architecture, weight_format), architecture)
     listener = bind(args.host, args.port)
     places = min(args.max_num_seqs, args.max_num_batched_tokens)
-    limits = FairLimits(places, args.max_num_batched_tokens, door.max_waiting_requests)
+    limits = FairLimits(places, args.max_num_batched_tokens, settings.max_waiting_requests)
     engine = EngineProcess(functools.partial(build_engine, args), limits, without_drafter=without_drafter)
     try:
-        asyncio.run(_serve(args, door, engine, ServerState(_read_model(args, architecture)), listener))
+        asyncio.run(_serve(args, settings, engine, ServerState(_read_model(args, architecture)), listener))
     finally:
         engine.kill()
 
@@ -159,7 +159,7 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
 
 
 async def _serve(
-    args: EngineArgs, door: DoorSettings, engine: EngineProcess, state: ServerState, listener: socket.socket
+    args: EngineArgs, settings: ServerSettings, engine: EngineProcess, state: ServerState, listener: socket.socket
 ) -> None:
     metrics = WorkerMetrics(state.model.name)
 
@@ -175,14 +175,14 @@ async def _serve(
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)
 
     await run_server(
-        create_app(state, metrics, door, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes))),
+        create_app(state, metrics, settings, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes))),
         state,
         listener,
         shutdown_delay_seconds=args.shutdown_delay_seconds,
         drain_seconds=args.drain_seconds,
         starting=start(),
         stop_engine=engine.shutdown,
-        settings=door,
+        settings=settings,
     )
 
 

@@ -141,13 +141,13 @@ NO_UPDATES = TableUpdates(_nothing(), _nothing(), _nothing())
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:
-    """A request that was given a slot, for the first time or again after preemption. Sent once per stay."""
+    """A request that was given a slot, for the first time or again after preemption. Sent at each admission."""
 
     slot: int
     request_id: str
     sampling: SamplingParams
     prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]  # sampled in earlier stays; the penalty state is rebuilt from both
+    output_token_ids: Sequence[int]  # sampled before it was preempted; the penalty state is rebuilt from both
     banned_token_ids: tuple[int, ...] = ()  # not to be drawn before `sampling.min_tokens` tokens
     shares_rows_as: str | None = None  # requests of one name read each other's rows where their tokens are the same
     predicted_token_ids: Sequence[int] = ()  # of the answer, as its client, or others' answers, have it
@@ -159,11 +159,11 @@ class ScheduledBatch:
     """One step of R segments and T tokens: segments of few rows first, then prefill chunks, each in order."""
 
     step: int
-    slots: Int32Array  # [R] row of the device's per-request state, fixed during a stay; none comes twice
+    slots: Int32Array  # [R] row of the device's per-request state, fixed while it runs; none comes twice
     starts: Int32Array  # [R] position of the first row
     lengths: Int32Array  # [R] rows, at least 1; segment i computes positions [starts[i], starts[i] + lengths[i])
     sampled: Int32Array  # [R] how many of the last rows have logits
-    output_counts: Int32Array  # [R] tokens sampled before this step's, over all stays, those in flight included
+    output_counts: Int32Array  # [R] tokens sampled before this step's, those in flight and before preemptions included
     token_ids: Int32Array  # [T] segments back to back; below 0, on the device: IN_FLIGHT, and drafts
     admitted: tuple[AdmittedRequest, ...]
     page_moves: tuple[PageMove, ...]
@@ -288,7 +288,7 @@ class FailedStep:
 
 
 class ModelRunner(Protocol):
-    """The door between the torch-free engine loop and the device."""
+    """Is what the torch-free engine loop sees of the device."""
 
     launches_ahead: bool
     """True when `execute` returns before the step is done (a GPU), so that the next step is worth launching early."""

@@ -1,4 +1,4 @@
-"""The door between the HTTP server and the engine: the server sees nothing else of it. Torch-free."""
+"""The interface between the HTTP server and the engine: the server sees nothing else of it. Torch-free."""
 
 from __future__ import annotations
 

@@ -301,9 +301,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
 
 
 def _host_memory(fit: Fit, wishes: Wishes) -> str:
-    """What kvCache.hostMemory is good for: the last windows that it holds, one at each place where a request may
-    resume.
-    """
+    """What kvCache.hostMemory is good for: the last windows that it holds, one where a request may resume."""
     if not wishes.host_memory_bytes:
         return ""
     if fit.accelerator.is_cpu:

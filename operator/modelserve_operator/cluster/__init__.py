@@ -1,1 +1,1 @@
-"""The Kubernetes API as the operator knows it: kinds, the door to it, the copy of what was heard, and differences."""
+"""The Kubernetes API as the operator knows it: kinds, the interface, the copy of what was heard, differences."""

@@ -1,4 +1,4 @@
-"""The one door to the Kubernetes API, and its implementation over the asyncio half of the kubernetes client."""
+"""The one interface to the Kubernetes API, and its implementation over the asyncio half of the kubernetes client."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.draining import CloseWhileDraining
 from modelserve_worker.server.http.connections import Connection, Connections
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
@@ -80,7 +80,7 @@ async def _opened(engine: process.EngineProcess, route: str, count: int) -> list
     """Connections with their wires, on each of which one stream is asked for."""
     state, metrics = ServerState(ServedModel("m", load_checkpoint_text(MODEL), vocab_size=8192)), WorkerMetrics("m")
     state.mark_ready(engine)
-    app = CloseWhileDraining(create_app(state, metrics, DoorSettings(access_log="off")), state)
+    app = CloseWhileDraining(create_app(state, metrics, ServerSettings(access_log="off")), state)
     connection = functools.partial(Connection, Connections(count, header_s=60, discard_s=60, write_s=60))
     config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, access_log=False)  # type: ignore[arg-type]
     config.load()

@@ -1,4 +1,4 @@
-"""Attention doors on one GPU: bytes or operations, time, and the share of the floor, at the published models' shapes.
+"""Attention kernels on one GPU: bytes or operations, time, and the share of the floor, at the published models' shapes.
 
     python tests/bench attention_speed [--bandwidth 4.3e12] [--rate 790e12] [--only TEXT]
 
@@ -27,8 +27,8 @@ from modelserve.published import published_model
 from modelserve.sizing.backends.attention import DECODE_PARTS, PAIRS
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.kernels.attention import triton_launches as doors
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.rotary import RotaryEmbedding
@@ -121,32 +121,36 @@ def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
     return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
 
 
-def decode_kernels(layer: Layer, count: int) -> Iterator[tuple[str, AttentionDoor]]:
-    """Name, and a door of that kernel alone."""
-    door = door_of(layer)
-    decodes = [each for each in door.choices if each.operation is Operation.DECODE_ATTENTION]
+def decode_kernels(layer: Layer, count: int) -> Iterator[tuple[str, AttentionKernels]]:
+    """Name, and that kernel alone."""
+    kernels = kernels_of(layer)
+    decodes = [each for each in kernels.choices if each.operation is Operation.DECODE_ATTENTION]
     if not (decodes[0].backend is Backend.HOPPER and layer.rows.entries):
-        yield "", door
+        yield "", kernels
         return
-    (triton,) = (each for each in door.choices if each.operation is Operation.VERIFY_ATTENTION)
-    yield "", AttentionDoor([replace(triton, operation=Operation.DECODE_ATTENTION), triton])
-    yield " streamed", AttentionDoor([decodes[-1], triton])
+    (triton,) = (each for each in kernels.choices if each.operation is Operation.VERIFY_ATTENTION)
+    yield "", AttentionKernels([replace(triton, operation=Operation.DECODE_ATTENTION), triton])
+    yield " streamed", AttentionKernels([decodes[-1], triton])
     if len(decodes) > 1 and DECODE_PARTS * count * layer.rows.heads <= TRIED_BLOCKS:
-        yield " at once", AttentionDoor([replace(decodes[0], most_rows=None), triton])
+        yield " at once", AttentionKernels([replace(decodes[0], most_rows=None), triton])
 
 
-def door_of(layer: Layer) -> AttentionDoor:
+def kernels_of(layer: Layer) -> AttentionKernels:
     """What the table has for the layer on this GPU."""
-    return AttentionDoor.over(layer.rows, capability=_capability(), query_heads=layer.heads, pairs=layer.pairs or PAIRS)
+    return AttentionKernels.over(
+        layer.rows, capability=_capability(), query_heads=layer.heads, pairs=layer.pairs or PAIRS
+    )
 
 
-def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, door: AttentionDoor) -> str:
-    calls, read = decode_calls(layer, contexts, door)
+def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, kernels: AttentionKernels) -> str:
+    calls, read = decode_calls(layer, contexts, kernels)
     spent = microseconds(calls * 2, repeats=15)
     return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
 
 
-def decode_calls(layer: Layer, contexts: Sequence[int], door: AttentionDoor) -> tuple[list[Callable[[], None]], int]:
+def decode_calls(
+    layer: Layer, contexts: Sequence[int], kernels: AttentionKernels
+) -> tuple[list[Callable[[], None]], int]:
     """Calls for one row behind each of `contexts`, each of pages of its own, and the bytes that one reads."""
     rows, count = layer.rows, len(contexts)
     positions, slots = ints([n - 1 for n in contexts]), ints(range(count))
@@ -154,16 +158,16 @@ def decode_calls(layer: Layer, contexts: Sequence[int], door: AttentionDoor) -> 
     step = Step(positions, ints([count]), slots, slots, slots, segments, None)
     q = layer.queries(count)
     output = torch.empty_like(q)
-    workspace = torch.empty(count * doors.decode_workspace(rows, query_heads=layer.heads), device=DEVICE)
+    workspace = torch.empty(count * launches.decode_workspace(rows, query_heads=layer.heads), device=DEVICE)
     rotation = None
     if rows.v_only:
-        rotation = doors.tile_rotation(
-            layer.frequencies, pairs=layer.pairs, keys=door.decode_keys, longest=max(contexts), dtype=rows.dtype
+        rotation = launches.tile_rotation(
+            layer.frequencies, pairs=layer.pairs, keys=kernels.decode_keys, longest=max(contexts), dtype=rows.dtype
         )
     read = sum(min(n, rows.window or n) for n in contexts) * layer.row_bytes
     sets = max(8, min(128, UNCACHED_BYTES // read + 1))
     calls = [
-        lambda table=table: door.decode(
+        lambda table=table: kernels.decode(
             q, output, step, rows=rows, table=table, arena=layer.arena, workspace=workspace,
             key_weight=layer.weight, rotation=rotation,
         )
@@ -173,16 +177,16 @@ def decode_calls(layer: Layer, contexts: Sequence[int], door: AttentionDoor) -> 
 
 
 def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
-    call, work = chunk_call(layer, start, length, door_of(layer))
+    call, work = chunk_call(layer, start, length, kernels_of(layer))
     spent = microseconds([call] * 2, repeats=5)
     return f"{work / 1e9:9.1f} GF {spent:9.1f} us {work / spent / 1e6:5.0f} TFLOP/s {1e6 * work / rate / spent:6.0%}"
 
 
-def chunk_call(layer: Layer, start: int, length: int, door: AttentionDoor) -> tuple[Callable[[], None], int]:
+def chunk_call(layer: Layer, start: int, length: int, kernels: AttentionKernels) -> tuple[Callable[[], None], int]:
     """A call for `length` rows of one request behind `start`, and its operations."""
     rows = layer.rows
     end, rest = start + length, [0] * (CHUNKS_AT_MOST - 1)
-    blocks, pages = -(-length // (door.chunk_rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
+    blocks, pages = -(-length // (kernels.chunk_rows // (layer.heads // rows.heads))), -(-end // rows.page_tokens)
     ends = ints([blocks] * CHUNKS_AT_MOST)
     segments = Segments(
         ints([0, *rest]), ints([start, *rest]), ints([length, *rest]), ints([0, *rest]), most=1, most_rows=length,
@@ -196,13 +200,13 @@ def chunk_call(layer: Layer, start: int, length: int, door: AttentionDoor) -> tu
     shape = (length, rows.heads, rows.width)
     stored = torch.rand(shape, device=DEVICE).to(torch.bfloat16)
     if layer.dtype is not KVCacheDtype.BFLOAT16:
-        stored = torch.randint(0, 56, shape, device=DEVICE).to(doors.element_dtype(rows))
+        stored = torch.randint(0, 56, shape, device=DEVICE).to(launches.element_dtype(rows))
     scale = torch.rand(shape[:2], device=DEVICE).half()
     keys = pages * rows.page_tokens + rows.window
-    scratch = torch.empty(keys * doors.scratch_per_key(rows, pairs=layer.pairs), dtype=COMPUTE, device=DEVICE)
+    scratch = torch.empty(keys * launches.scratch_per_key(rows, pairs=layer.pairs), dtype=COMPUTE, device=DEVICE)
 
     def call() -> None:
-        door.chunk(
+        kernels.chunk(
             q, output, step, rows=rows, table=table, arena=layer.arena, fresh=(stored, stored, scale, scale),
             key_weight=layer.weight, scratch=scratch, inverse_frequencies=layer.frequencies, pairs=layer.pairs,
         )  # fmt: skip
@@ -271,8 +275,8 @@ def main() -> None:
             if options.only not in label:
                 continue
             layer = Layer(architecture_of(name), kind, dtype)
-            for kernel, door in decode_kernels(layer, len(contexts)):
-                print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, door)}", flush=True)
+            for kernel, kernels in decode_kernels(layer, len(contexts)):
+                print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, kernels)}", flush=True)
         for name, kind, start, length in () if options.decodes else CHUNKS:
             label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
             if options.only in label:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.kernels.elementwise_speed import DOORS, EPS, microseconds
+from bench.kernels.elementwise_speed import EPS, KERNELS, microseconds
 from modelserve_worker.kernels.compiling.cuda_kernel import kept
 from modelserve_worker.kernels.products.hopper import cluster_rows_sm90
 from modelserve_worker.kernels.products.hopper.cluster_rows_sm90 import AT_ONCE, ROWS, ClusterKernel, cluster_rows
@@ -78,7 +78,7 @@ def with_kernel(kernel: ClusterKernel, x: Tensor, weight: Tensor) -> Tensor:
 
 def library(x: Tensor, weight: Tensor, *, gated: bool) -> Tensor:
     product = functional.linear(x, weight)
-    return DOORS.gated_gelu(product) if gated else product
+    return KERNELS.gated_gelu(product) if gated else product
 
 
 def wrong(kernel: ClusterKernel) -> Iterator[str]:
@@ -110,7 +110,7 @@ class Case:
 
     def time(self, kernel: ClusterKernel | None) -> float:
         def call(matrix: Tensor) -> Tensor:
-            x = DOORS.rms_norm(self.x.view(-1, NORMED), self.weight, eps=EPS).view(self.x.shape)
+            x = KERNELS.rms_norm(self.x.view(-1, NORMED), self.weight, eps=EPS).view(self.x.shape)
             if kernel is None:
                 return library(x, matrix, gated=self.gated)
             return with_kernel(kernel, x, matrix)
@@ -146,7 +146,7 @@ def layers(model: str, rows: int, best: dict[str, ClusterKernel | None], pool: T
             for inputs in (attention, None):
                 inner = multiply("gate_up", normed) if inputs is None else inputs
                 delta = multiply("down" if inputs is None else "o", inner)
-                residual, normed = DOORS.residual_norm(
+                residual, normed = KERNELS.residual_norm(
                     residual, delta, weight, scalar=scalar, next_weight=weight, eps=EPS
                 )
 

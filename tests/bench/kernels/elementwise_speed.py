@@ -19,7 +19,7 @@ from torch import Tensor
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
 CUDA = torch.device("cuda")
-DOORS = TritonElementwise()
+KERNELS = TritonElementwise()
 EPS = 1e-6
 PASS_BYTES = 400_000_000  # of one graph: several times the cache of any GPU
 MOST_CALLS, ROUNDS = 64, 20
@@ -42,7 +42,7 @@ def residual_norm(width: int) -> Case:
     def make(rows: int) -> Callable[[], object]:
         residual, delta, weight = activations(rows, width), activations(rows, width), activations(width)
         scalar = torch.full((1,), 0.5, device=CUDA, dtype=torch.bfloat16)  # or the sum would grow at every replay
-        return lambda: DOORS.residual_norm(residual, delta, weight, scalar=scalar, next_weight=weight, eps=EPS)
+        return lambda: KERNELS.residual_norm(residual, delta, weight, scalar=scalar, next_weight=weight, eps=EPS)
 
     return Case(f"residual_norm {width}", 4 * 2 * width, make)
 
@@ -50,7 +50,7 @@ def residual_norm(width: int) -> Case:
 def rms_norm(width: int) -> Case:
     def make(rows: int) -> Callable[[], object]:
         x, weight = activations(rows, width), activations(width)
-        return lambda: DOORS.rms_norm(x, weight, eps=EPS)
+        return lambda: KERNELS.rms_norm(x, weight, eps=EPS)
 
     return Case(f"rms_norm {width}", 2 * 2 * width, make)
 
@@ -58,7 +58,7 @@ def rms_norm(width: int) -> Case:
 def gated_gelu(width: int) -> Case:
     def make(rows: int) -> Callable[[], object]:
         gate_up = activations(rows, 2 * width)
-        return lambda: DOORS.gated_gelu(gate_up)
+        return lambda: KERNELS.gated_gelu(gate_up)
 
     return Case(f"gated_gelu {width}", 3 * 2 * width, make)
 
@@ -67,7 +67,7 @@ def per_layer_inputs(layers: int, width: int) -> Case:
     def make(rows: int) -> Callable[[], object]:
         projected, looked_up = activations(rows, layers * width), activations(rows, layers * width)
         weight = activations(width)
-        return lambda: DOORS.per_layer_inputs(projected, looked_up, weight, projection_scale=0.02, eps=EPS)
+        return lambda: KERNELS.per_layer_inputs(projected, looked_up, weight, projection_scale=0.02, eps=EPS)
 
     return Case(f"per_layer_inputs {layers}x{width}", 3 * 2 * layers * width, make)
 
@@ -75,7 +75,7 @@ def per_layer_inputs(layers: int, width: int) -> Case:
 def embed(width: int) -> Case:
     def make(rows: int) -> Callable[[], object]:
         table, ids = activations(4096, width), torch.randint(4096, (rows,), device=CUDA, dtype=torch.int32)
-        return lambda: DOORS.embed(ids, table, scale=50.0)
+        return lambda: KERNELS.embed(ids, table, scale=50.0)
 
     return Case(f"embed {width}", 2 * 2 * width, make)
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from bench.kernels.linear_speed import fp8_matrix, int4_matrix
 from modelserve.sizing.backends.products import INTEGER_ROWS
 from modelserve_worker.kernels.attention import triton_launches
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.compiling import cuda_kernel
 from modelserve_worker.kernels.experts.grouped_rows_sm90 import grouped_rows, grouped_rows_beside
 from modelserve_worker.kernels.products.hopper import linear_rows_sm90
@@ -133,14 +133,14 @@ def attention() -> Iterator[tuple[str, Run]]:
 
 def decodes(case: PagedCase, q: Tensor, weight: Tensor | None) -> Run:
     rows, step = layout(case), decode_step(case, list(range(len(q))))
-    door = AttentionDoor.over(rows, capability=90, query_heads=q.shape[1])
+    kernels = AttentionKernels.over(rows, capability=90, query_heads=q.shape[1])
     size = len(q) * triton_launches.decode_workspace(rows, query_heads=q.shape[1])
     workspace = torch.empty(size, device=CUDA)
     turns = {} if weight is None else {"key_weight": weight, "rotation": rotation(case, 64, 64)}
 
     def run() -> Tensor:
         output = torch.full_like(q, torch.nan)
-        door.decode(q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace, **turns)
+        kernels.decode(q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace, **turns)
         return output
 
     return run
@@ -154,11 +154,11 @@ def global_chunks(case: PagedCase) -> Run:
     words = step.passes[0].most_pages * case.page_tokens * triton_launches.scratch_per_key(rows, pairs=64)
     scratch = torch.empty(words, dtype=q.dtype, device=CUDA)
 
-    door = AttentionDoor.over(rows, capability=90, query_heads=q.shape[1])
+    kernels = AttentionKernels.over(rows, capability=90, query_heads=q.shape[1])
 
     def run() -> Tensor:
         output = torch.full_like(q, torch.nan)
-        door.chunk(
+        kernels.chunk(
             q, output, step, rows=rows, table=case.table, arena=case.arena, key_weight=weight, scratch=scratch,
             inverse_frequencies=frequencies(case), pairs=64,
         )  # fmt: skip

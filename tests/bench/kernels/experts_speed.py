@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.kernels.elementwise_speed import DOORS, EPS, activations, captured, microseconds
+from bench.kernels.elementwise_speed import EPS, KERNELS, activations, captured, microseconds
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS, Formats, resolve
@@ -30,7 +30,7 @@ from modelserve_worker.kernels.experts import routing_triton
 from modelserve_worker.kernels.experts.experts import (
     BranchNorms,
     Choice,
-    ExpertDoors,
+    ExpertBackend,
     PlainExperts,
     Shares,
 )
@@ -79,9 +79,9 @@ def mixture() -> MixtureOfExperts:
     return layer
 
 
-def with_doors(layer: MixtureOfExperts, doors: ExpertDoors) -> MixtureOfExperts:
-    layer.doors = layer.router.doors = layer.experts.doors = doors
-    layer.experts.few_rows = 0 if isinstance(doors, PlainExperts) else EXPERT_FEW_ROWS
+def with_backend(layer: MixtureOfExperts, backend: ExpertBackend) -> MixtureOfExperts:
+    layer.backend = layer.router.backend = layer.experts.backend = backend
+    layer.experts.few_rows = 0 if isinstance(backend, PlainExperts) else EXPERT_FEW_ROWS
     return layer
 
 
@@ -122,7 +122,7 @@ def exact_row(layer: MixtureOfExperts, x: Tensor, weights: Tensor, experts: Tens
 
 
 def wrong(layer: MixtureOfExperts) -> Iterator[str]:
-    router, doors = layer.router, layer.doors
+    router, backend = layer.router, layer.backend
     for rows in (1, 2, 7, 8, 16, 17, 40, 64, 65, 300, 2048):
         x = activations(rows, architecture().hidden_size) * 3
         routed = router(x, layer.pre_norm)
@@ -139,7 +139,7 @@ def wrong(layer: MixtureOfExperts) -> Iterator[str]:
             yield f"router at {rows} rows: {margin:.1e} left above what was chosen, weights {error:.1e}: WRONG"
         shares = layer.experts(normed, choice)
         assert isinstance(shares, Shares)
-        result, again = (doors.weighted_sum(each) for each in (shares, layer.experts(normed, choice)))
+        result, again = (backend.weighted_sum(each) for each in (shares, layer.experts(normed, choice)))
         for row in {0, rows // 2, rows - 1}:
             truth = exact_row(layer, normed[row], choice.weights[row], choice.experts[row])
             error = float((result[row].double() - truth).norm() / truth.norm())
@@ -225,11 +225,11 @@ def part_times(rows: int, layer: MixtureOfExperts) -> Iterator[str]:
     calls: dict[str, Callable[[], object]] = {"route": lambda: layer.router(x, layer.pre_norm)}
     choice = choices(rows)
     if not few:
-        calls["deal"] = lambda: layer.doors.deal(x, choice, a.num_experts)
-        dealt = layer.doors.deal(x, choice, a.num_experts)
+        calls["deal"] = lambda: layer.backend.deal(x, choice, a.num_experts)
+        dealt = layer.backend.deal(x, choice, a.num_experts)
         gate_up, down = layer.experts.gate_up, layer.experts.down
         inner = activations(len(dealt.rows), a.moe_intermediate_size)
-        calls["grouped gate_up"] = lambda: gate_up.grouped_gated(dealt.rows, dealt.ends, DOORS)
+        calls["grouped gate_up"] = lambda: gate_up.grouped_gated(dealt.rows, dealt.ends, KERNELS)
         calls["grouped down"] = lambda: down.grouped(inner, dealt.ends)
         shares = Shares(activations(rows * a.top_k_experts, a.hidden_size), choice, dealt.places)
     else:
@@ -238,18 +238,18 @@ def part_times(rows: int, layer: MixtureOfExperts) -> Iterator[str]:
     norms = BranchNorms(norm.weight, norm.weight, norm.weight)
     scalar = torch.full((1,), 0.5, device=CUDA, dtype=BF16)
     end = {"scalar": scalar, "next_weight": norm.weight, "eps": EPS}
-    calls["add_branches"] = lambda: layer.doors.add_branches(x, dense, shares, norms, **end)
+    calls["add_branches"] = lambda: layer.backend.add_branches(x, dense, shares, norms, **end)
     repeats = CALLS if rows <= 512 else 3
     times = {name: microseconds([call] * repeats) for name, call in calls.items()}
     steps = {"added_norm": norm, "scalar": scalar, "next_weight": norm.weight}
-    kernels = layer.doors
-    for name, doors in (("layer", kernels), ("plain layer", PlainExperts())):
+    kernels = layer.backend
+    for name, backend in (("layer", kernels), ("plain layer", PlainExperts())):
         inputs = [activations(rows, a.hidden_size) for _ in range(repeats)]  # so that experts change
-        with_doors(layer, doors)
+        with_backend(layer, backend)
         times[name] = microseconds(
             [lambda each=each: layer(each, each, layer.route(each, None), lambda _: dense, **steps) for each in inputs]
         )
-    with_doors(layer, kernels)
+    with_backend(layer, kernels)
     for name, taken in times.items():
         yield f"{name:16}{rows:6}{taken:9.1f}"
 

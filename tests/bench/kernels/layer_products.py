@@ -69,7 +69,7 @@ class Chain:
         self.split = True
 
     def run(self) -> None:
-        doors, normed, x = TritonElementwise(), self.x, self.x.clone()
+        backend, normed, x = TritonElementwise(), self.x, self.x.clone()
         norms = {"scalar": self.scalar, "next_weight": self.weight, "eps": 1e-6}
         for layer in self.layers:
             self.multiply("qkv", normed, layer)
@@ -77,7 +77,7 @@ class Chain:
                 if inputs is None:
                     inputs = self.multiply("gate_up", normed, layer, gated=True)
                 delta = self.multiply(name, inputs, layer, split=self.split)
-                x, following = doors.residual_norm(x, delta, self.weight, **norms)
+                x, following = backend.residual_norm(x, delta, self.weight, **norms)
                 assert following is not None
                 normed = following
 

@@ -129,9 +129,9 @@ def wrong(fmt: str, capability: int) -> Iterator[str]:
     for rows in (1, 7, 16, 100, 300):
         for outputs, inputs in ((272, 1536), (528, 2112)):
             matrix = int4_matrix(outputs, inputs) if fmt == "int4" else fp8_matrix(outputs, inputs)
-            twin = int4_elements if fmt == "int4" else fp8_elements
+            reference = int4_elements if fmt == "int4" else fp8_elements
             x = torch.randn((rows, inputs), device=CUDA).bfloat16()
-            expected = (x if fmt == "int4" else e4m3_precision(x)).double() @ twin(matrix, torch.float64).t()
+            expected = (x if fmt == "int4" else e4m3_precision(x)).double() @ reference(matrix, torch.float64).t()
             for name, product in products(fmt, rows, capability):
                 if name == STREAMED and fmt == "fp8" and inputs % SCALE_BLOCK:
                     continue  # not in whole blocks, which Triton's kernel takes

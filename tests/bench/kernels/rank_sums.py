@@ -1,11 +1,11 @@
-"""Sums over the GPUs of a tensor-parallel group: the same bits on all ranks and as the plain twins, then their time.
+"""Sums over the GPUs of a tensor-parallel group: the same bits on all ranks and as the references, then their time.
 
     python tests/bench rank_sums [--ranks 2] [--width 5376] [--rows 1,8,64,512,8192] [--check-only]
 
 One process a GPU, joined by NCCL. Microseconds of one sum inside a captured graph of 40, mean of 5 replays, the slowest
 rank's: NCCL alone, NCCL with the norm behind it, small sums through peer memory alone and with the norm, sums by rows.
 Exit status 1 when a bit differed between ranks or from the sum in rank order, or more than 2 of 1,000 normed elements
-were rounded otherwise than the twin's.
+were rounded otherwise than the reference's.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Rank:
     def check_norms(self, rows: int, *, scalar: bool) -> None:
         """Residuals begin alike on all ranks; two calls, since the second reads what the first left of the residual."""
         by_rows = not self.fits(rows)
-        door = self.parallel.peer_rows if by_rows else self.parallel.peers
-        assert door is not None
+        sums = self.parallel.peer_rows if by_rows else self.parallel.peers
+        assert sums is not None
         residual, weight, next_weight = self.shared(rows, self.width), self.shared(self.width), self.shared(self.width)
         factor = self.shared(1) if scalar else None
         expected = residual.clone()
         for call in range(2):
             partial = self.partial(rows, self.width)
-            residual, normed = door.residual_norm(
+            residual, normed = sums.residual_norm(
                 residual, partial, weight, scalar=factor, next_weight=next_weight, eps=EPS
             )
             normed = normed.clone()
@@ -95,7 +95,7 @@ class Rank:
             ):
                 # A delta that is rounded otherwise moves a sum by the delta's last bit, however small the sum is.
                 most = (found.float() - wanted.float()).abs().max().item()
-                self.expect(f"{what}: {name} is {most:.3f} away from the twin", most < 0.5)
+                self.expect(f"{what}: {name} is {most:.3f} away from the reference", most < 0.5)
                 other = (found != wanted).float().mean().item()
                 self.expect(f"{what}: {100 * other:.3f} % of {name} rounded otherwise", other < 0.002)
             # From here on both go on with the same numbers.

@@ -1,12 +1,12 @@
-"""On one GPU: sampled tokens of the kernels against their plain twin, then the microseconds of one call.
+"""On one GPU: sampled tokens of the kernels against their plain reference, then the microseconds of one call.
 
     python tests/bench sampler_speed [--vocab 262144] [--trials 4]
 
 First random batches (few different values in every other row, NaN rows, every mix of parameters): each row is drawn by
-the kernels and by the twin on the GPU. Rows may differ only where the two best scores, or the edge of top-p, are closer
-than rounding; more than one row in 1,000 fails. Then the time of `Sampler.sample` on bfloat16 logits: `device` is that
-of its kernels (CUDA events around many calls), `host` that of launching one. The floor is one read of the logits at the
-given bandwidth. The table comes last; exits 1 when tokens differ or a call waited for the device.
+the kernels and by the reference on the GPU. Rows may differ only where the two best scores, or the edge of top-p, are
+closer than rounding; more than one row in 1,000 fails. Then the time of `Sampler.sample` on bfloat16 logits: `device`
+is that of its kernels (CUDA events around many calls), `host` that of launching one. The floor is one read of the
+logits at the given bandwidth. The table comes last; exits 1 when tokens differ or a call waited for the device.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Batch:
         rows = len(sampling)
         self.sampler = Sampler(
             max_num_seqs=rows, vocab_size=vocab_size, softcap=CAP, parallel=TensorParallel(),
-            device=CUDA, door=TritonSampling() if kernels else PlainSampling(),
+            device=CUDA, backend=TritonSampling() if kernels else PlainSampling(),
         )  # fmt: skip
         self._host: NDArray[np.int32] = np.arange(rows, dtype=np.int32)[::-1].copy()
         self._slots = torch.from_numpy(self._host).cuda()
@@ -85,7 +85,7 @@ def random_parameters(rng: np.random.Generator) -> SamplingParams:
 
 
 def differences(trials: int, vocab_size: int, rows: int) -> tuple[int, int]:
-    """(rows whose token differs between kernels and twin, rows compared)."""
+    """(rows whose token differs between kernels and reference, rows compared)."""
     wrong = compared = 0
     for seed in range(trials):
         rng = np.random.default_rng(seed)
@@ -102,14 +102,14 @@ def differences(trials: int, vocab_size: int, rows: int) -> tuple[int, int]:
         tokens = batch.sample(logits)
         torch.cuda.set_sync_debug_mode("default")
         fast = tokens.tolist()
-        twin = Batch(sampling, vocab_size, kernels=False)
-        twin.sampler.reset()
-        plain = twin.sample(logits).tolist()
+        reference = Batch(sampling, vocab_size, kernels=False)
+        reference.sampler.reset()
+        plain = reference.sample(logits).tolist()
         assert fast[3] == plain[3] == NOT_A_NUMBER, "a NaN row is marked"
         assert min(token for row, token in enumerate(fast) if row != 3) >= 0, "and no other"
         for row, (a, b) in enumerate(zip(fast, plain, strict=True)):
             if a != b:
-                print(f"seed {seed} row {row}: kernels {a}, twin {b}, {sampling[row]}")
+                print(f"seed {seed} row {row}: kernels {a}, reference {b}, {sampling[row]}")
                 wrong += 1
         compared += rows
     return wrong, compared
@@ -153,7 +153,7 @@ def main() -> int:
             # Sorting takes milliseconds, and hundreds of launches: fewer calls, so that the queue holds them.
             device, host = microseconds(Batch(sampling, chosen.vocab), logits, calls=5 if "sorted" in name else 50)
             lines.append(f"{rows:4d}  {name:22s} {device:9.1f} {host:9.1f} {floor:8.1f}")
-    print(f"{wrong + wrong_small} of {compared + compared_small} rows differ between kernels and twin")
+    print(f"{wrong + wrong_small} of {compared + compared_small} rows differ between kernels and reference")
     print(f"{torch.cuda.get_device_name()}, vocabulary {chosen.vocab}, bfloat16, microseconds a call")
     print("rows  parameters                device      host    floor", *lines, sep="\n")
     return int((wrong + wrong_small) * 1000 > compared + compared_small)

@@ -94,7 +94,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_streams_get_their_own_tokens_and_the_door_tells_the_engine(start: Start) -> None:
+async def test_streams_get_their_own_tokens_and_the_client_tells_the_engine(start: Start) -> None:
     loading: list[tuple[int, int]] = []
     engine = EngineProcess(functools.partial(stub_engine.build))
     try:

@@ -13,7 +13,7 @@ from modelserve.sizing.kernel_buffers import ROTATION_TILE_KEYS, expansion_keys,
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import Speculation
 from modelserve_worker.kernels.attention import triton_launches as kernels
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import layer_rows
 from modelserve_worker.startup.device import kernel_table, select_geometry
 from modelserve_worker.step.block_tables import BlockTables
@@ -51,7 +51,7 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
         assert (per_key > 0) == (layout is KVCacheLayout.V_ONLY)
         rotation = 0
         if layout is KVCacheLayout.V_ONLY:
-            keys = AttentionDoor.over(rows[LayerKind.GLOBAL], capability=90, query_heads=heads).decode_keys
+            keys = AttentionKernels.over(rows[LayerKind.GLOBAL], capability=90, query_heads=heads).decode_keys
             assert keys == ROTATION_TILE_KEYS
             pairs = architecture.global_rotary_pairs
             made = kernels.tile_rotation(torch.zeros(pairs), pairs=pairs, keys=keys, longest=longest, dtype=dtype)

@@ -235,7 +235,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[st
 
 
 def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, list[str]]) -> None:
-    """One door each: start of a step, elementwise, prepare and commit, attention of both kinds, sampling, its end."""
+    """One launch each: start of a step, elementwise, prepare and commit, attention of both kinds, sampling, its end."""
     assert set(built[2]) == {
         "step_tokens", "rotations", "accept_tokens", "embed", "rms_norm", "residual_norm", "prepare",
         "commit", "combine", "expand_keys", "sliding_chunk_sm90.cu", "sliding_decode_sm90.cu",

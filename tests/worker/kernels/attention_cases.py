@@ -1,4 +1,4 @@
-"""Attention doors over a PagedCase: step arrays from contexts and chunks, and the kernels' launches."""
+"""Attention kernels over a PagedCase: step arrays from contexts and chunks, and the kernels' launches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.kernels.attention import triton_launches as doors
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import LayerRows
 from modelserve_worker.kernels.attention.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Segments, Step
@@ -38,11 +38,11 @@ def layout(case: PagedCase) -> LayerRows:
     )
 
 
-def hopper_door(rows: LayerRows, operation: Operation, *, query_heads: int) -> AttentionDoor:
+def hopper_kernels(rows: LayerRows, operation: Operation, *, query_heads: int) -> AttentionKernels:
     """Of a Hopper GPU, which has kernels of its own for this operation."""
-    door = AttentionDoor.over(rows, capability=90, query_heads=query_heads)
-    assert next(each for each in door.choices if each.operation is operation).backend is Backend.HOPPER
-    return door
+    kernels = AttentionKernels.over(rows, capability=90, query_heads=query_heads)
+    assert next(each for each in kernels.choices if each.operation is operation).backend is Backend.HOPPER
+    return kernels
 
 
 def ints(values, device) -> Tensor:
@@ -176,7 +176,7 @@ def frequencies(case: PagedCase) -> Tensor:
     return (THETA ** (-steps / case.width)).float()
 
 
-def rotation(case: PagedCase, keys: int, pairs: int) -> doors.Rotation:
-    return doors.tile_rotation(
+def rotation(case: PagedCase, keys: int, pairs: int) -> launches.Rotation:
+    return launches.tile_rotation(
         frequencies(case), pairs=pairs, keys=keys, longest=max(case.contexts), dtype=layout(case).dtype
     )

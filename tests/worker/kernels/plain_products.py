@@ -1,4 +1,4 @@
-"""Plain twins of quantised products, which their kernels are compared with: elements made of what kernels hold."""
+"""Plain references of quantised products, which their kernels are compared with: elements made of what kernels hold."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, decode_step, frequencies, hopper_door, layout, rotation
+from attention_cases import Chunk, chunk_step, decode_step, frequencies, hopper_kernels, layout, rotation
 from hopper import ON_HOPPER, check_captured_bits
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.products.row_blocks import plain_product
 from modelserve_worker.kernels.step import Step
@@ -51,8 +51,8 @@ class Layers:
         for place, chunk in enumerate(chunks):
             chunk.slot = len(contexts) + place
         self.rows = layout(case)
-        self.door = hopper_door(self.rows, Operation.CHUNK_ATTENTION, query_heads=heads * group)
-        self.step = joined(case, [*range(len(contexts))], chunks, group=group, block_rows=self.door.chunk_rows)
+        self.kernels = hopper_kernels(self.rows, Operation.CHUNK_ATTENTION, query_heads=heads * group)
+        self.step = joined(case, [*range(len(contexts))], chunks, group=group, block_rows=self.kernels.chunk_rows)
         tokens, columns = len(self.step.positions), heads * group * width
         self.shape = tokens, heads * group, width
         projected = columns + (1 if v_only else 2) * heads * width
@@ -61,12 +61,12 @@ class Layers:
         self.q_weight, self.k_weight = (case.random(width).abs() + 0.5 for _ in range(2))
         angles = torch.rand(tokens, width // 2, device="cuda")
         self.turned = angles.cos(), angles.sin()
-        self.rotation = rotation(case, self.door.decode_keys, PAIRS) if v_only else None
+        self.rotation = rotation(case, self.kernels.decode_keys, PAIRS) if v_only else None
         keys = sum(-(-n // 64) * 64 for n in held[len(contexts) :]) + 256 + tokens + window * len(chunks)
-        words = keys * max(doors.scratch_per_key(self.rows, pairs=PAIRS), 2 * heads * width if fmt != "none" else 0)
+        words = keys * max(launches.scratch_per_key(self.rows, pairs=PAIRS), 2 * heads * width if fmt != "none" else 0)
         self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda") if words else None
         self.workspace = torch.empty(
-            (len(contexts) + 2) * doors.decode_workspace(self.rows, query_heads=heads * group), device="cuda"
+            (len(contexts) + 2) * launches.decode_workspace(self.rows, query_heads=heads * group), device="cuda"
         )
         self.norms = TritonElementwise()
 
@@ -78,22 +78,22 @@ class Layers:
             fresh = None
             if self.rows.entries:
                 buffer = (self.shape[0], self.rows.heads, self.rows.width)
-                element = doors.element_dtype(self.rows)
+                element = launches.element_dtype(self.rows)
                 fresh = (
                     *(torch.empty(buffer, dtype=element, device="cuda") for _ in range(2)),
                     *(torch.empty(buffer[:2], dtype=torch.float16, device="cuda") for _ in range(2)),
                 )
-            doors.prepare(
+            launches.prepare(
                 plain_product(x, weight), q, self.step, q_weight=self.q_weight, k_weight=self.k_weight,
                 rotation=self.turned, fresh=fresh, eps=EPS, pairs=PAIRS if self.rotation else 0, **pages,
             )  # fmt: skip
             output = torch.empty_like(q)
-            beside = self.door.chunk(
+            beside = self.kernels.chunk(
                 q, output, self.step, fresh=fresh, key_weight=self.k_weight, scratch=self.scratch,
                 inverse_frequencies=frequencies(self.case), pairs=PAIRS if self.rotation else 0, **pages,
             )  # fmt: skip
             assert beside
-            self.door.decode(
+            self.kernels.decode(
                 q, output, self.step, workspace=self.workspace, key_weight=self.k_weight,
                 rotation=self.rotation, beside=beside, **pages,
             )  # fmt: skip
@@ -134,7 +134,7 @@ def test_chunks_beside_few_and_many_decodes_equal_float64_attention() -> None:
         first = tokens - chunk.length
         q, output = case.random(*layers.shape, scale=2.0), torch.full(layers.shape, torch.nan, device="cuda").bfloat16()
         k, v = (case.random(tokens, 8, 256, scale=size) for size in (1 / 16, 1.0))
-        layers.door.chunk(
+        layers.kernels.chunk(
             q, output, step, rows=layers.rows, table=case.table, arena=case.arena, fresh=(k, v, k, v), scratch=None
         )
         old_k, old_v = case.k[chunk.slot], case.v[chunk.slot]

@@ -19,7 +19,7 @@ from attention_cases import (
 from paged_case import PagedCase, relative_error
 
 from modelserve.sizing.backends.table import AttentionTile
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +50,7 @@ def case_of(
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits enough that a request has several, and few empty programs for the interpreter."""
-    monkeypatch.setattr(doors, "most_splits", lambda rows: 3)
+    monkeypatch.setattr(launches, "most_splits", lambda rows: 3)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -67,7 +67,7 @@ def test_decode_equals_float64_attention(kind, v_only, group, fmt) -> None:
     weight, turning = (key_weight(case), rotation(case, 32, PAIRS)) if v_only else (None, None)
     output = torch.full_like(q, torch.nan)
     workspace = torch.full((1 << 20,), torch.nan, device=DEVICE)
-    doors.decode_attention(
+    launches.decode_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
         tile=AttentionTile(16, 32, 4, 2), key_weight=weight, rotation=turning,
     )  # fmt: skip
@@ -97,9 +97,9 @@ def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, que
     q = case.random(sum(lengths), case.heads * group, case.width)
     weight, turning = (key_weight(case), rotation(case, 32, PAIRS)) if v_only else (None, None)
     output = torch.full_like(q, torch.nan)
-    words = doors.decode_workspace(rows, query_heads=case.heads * group)
+    words = launches.decode_workspace(rows, query_heads=case.heads * group)
     workspace = torch.full((sum(lengths) * words,), torch.nan, device=DEVICE)
-    doors.decode_attention(
+    launches.decode_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
         tile=AttentionTile(16, 32, 4, 2, queries=queries), key_weight=weight, rotation=turning,
     )  # fmt: skip
@@ -123,9 +123,9 @@ def test_global_chunks_equal_float64_attention(v_only, fmt) -> None:
     q = case.random(111, case.heads * 4, case.width)
     weight = key_weight(case) if v_only else None
     rows = layout(case)
-    scratch = torch.full((512 * doors.scratch_per_key(rows, pairs=PAIRS),), torch.nan, dtype=q.dtype, device=DEVICE)
+    scratch = torch.full((512 * launches.scratch_per_key(rows, pairs=PAIRS),), torch.nan, dtype=q.dtype, device=DEVICE)
     output = torch.full_like(q, torch.nan)
-    doors.chunk_attention(
+    launches.chunk_attention(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena,
         tile=AttentionTile(64, 32, 4, 2),
         key_weight=weight, scratch=scratch, inverse_frequencies=frequencies(case), pairs=PAIRS,
@@ -154,7 +154,7 @@ def test_sliding_chunks_read_old_pages_and_their_own_rows(fmt) -> None:
     q = case.random(tokens, case.heads * 2, case.width)
     output = torch.full_like(q, torch.nan)
     arguments = {"rows": layout(case), "table": case.table, "arena": case.arena}
-    doors.chunk_attention(q, output, step, tile=AttentionTile(64, 64, 4, 2), fresh=fresh, **arguments)
+    launches.chunk_attention(q, output, step, tile=AttentionTile(64, 64, 4, 2), fresh=fresh, **arguments)
     row = 0
     for chunk in chunks:
         span = slice(row, row + chunk.length)

@@ -115,7 +115,7 @@ def test_a_captured_chain_behind_the_router_has_the_bits_of_kernels_one_after_th
     from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 
     width, inner, experts, layers = 2816, 704, 32, 4
-    doors = TritonExperts(CUDA, streamed_rows=CHOSEN_ROWS)
+    backend = TritonExperts(CUDA, streamed_rows=CHOSEN_ROWS)
     ones = torch.ones(width, device=CUDA).bfloat16()
     router = RouterWeights(
         torch.randn(experts, width, device=CUDA).bfloat16() * 2, ones, torch.ones(experts, device=CUDA).bfloat16(), 8
@@ -129,11 +129,11 @@ def test_a_captured_chain_behind_the_router_has_the_bits_of_kernels_one_after_th
         x, kept = start.clone(), []
         for gate_up, down in products:
             delta = dense_rows(x, square, split=True)
-            x, opening, routed = doors.add_and_route(x, delta, norms, router, eps=1e-6, num_rows=None)
+            x, opening, routed = backend.add_and_route(x, delta, norms, router, eps=1e-6, num_rows=None)
             dense = dense_rows(dense_rows(opening, opened, gated=True), closed, settles=True)
             choice = routed.choice
-            shares = Shares(doors.chosen_products(routed.normed, choice, gate_up, down), choice)
-            x, after = doors.add_branches(
+            shares = Shares(backend.chosen_products(routed.normed, choice, gate_up, down), choice)
+            x, after = backend.add_branches(
                 x, dense, shares, BranchNorms(ones, ones, ones), scalar=None, next_weight=ones, eps=1e-6
             )
             assert after is not None

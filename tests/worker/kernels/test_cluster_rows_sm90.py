@@ -64,7 +64,7 @@ def test_near_float64_and_the_same_bits_at_every_launch(shape: tuple[int, int]) 
 @on_hopper
 def test_a_product_waits_for_the_kernel_that_makes_its_input() -> None:
     """A chain in a captured graph: each product reads what the one before it wrote, and overwrites what it read."""
-    doors = TritonElementwise()
+    backend = TritonElementwise()
     square, closed = ((torch.randn(n, k, device=CUDA) * k**-0.5).bfloat16() for n, k in ((2048, 2048), (2048, 4096)))
     opened = (torch.randn(8192, 2048, device=CUDA) * 2048**-0.5).bfloat16()
     x, norm = torch.randn(83, 2048, device=CUDA).bfloat16(), torch.ones(2048, device=CUDA).bfloat16()
@@ -73,7 +73,7 @@ def test_a_product_waits_for_the_kernel_that_makes_its_input() -> None:
         rows = x
         for _ in range(8):
             rows = cluster_rows(cluster_rows(rows, square), square)
-            rows = doors.rms_norm(cluster_rows(cluster_rows(rows, opened, gated=True), closed), norm, eps=1e-6)
+            rows = backend.rms_norm(cluster_rows(cluster_rows(rows, opened, gated=True), closed), norm, eps=1e-6)
         return [rows]
 
     check_captured_bits(chain, replays=100)

@@ -23,7 +23,7 @@ from modelserve.sizing.backends.attention import (
 from modelserve.sizing.backends.products import GROUPED_STAGES
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.hopper import (
     decode_stream_sm90,
     global_chunk_sm90,
@@ -221,12 +221,12 @@ def test_hopper_alone_takes_the_kernels_and_their_rows_are_whole_tokens(name: st
             (of_sliding, sliding_chunk_sm90.ROWS),
         ):
             heads = architecture.num_attention_heads
-            door = AttentionDoor.over(rows, capability=90, query_heads=heads)
-            firsts = {each.operation: each.backend for each in reversed(door.choices)}
+            kernels = AttentionKernels.over(rows, capability=90, query_heads=heads)
+            firsts = {each.operation: each.backend for each in reversed(kernels.choices)}
             assert firsts[Operation.CHUNK_ATTENTION] is Backend.HOPPER
-            assert door.chunk_rows == block
+            assert kernels.chunk_rows == block
             assert block // 2 % (architecture.num_attention_heads // rows.heads) == 0
-            others = [AttentionDoor.over(rows, capability=at, query_heads=heads) for at in (80, 89, 100, 120)]
+            others = [AttentionKernels.over(rows, capability=at, query_heads=heads) for at in (80, 89, 100, 120)]
             assert {choice.backend for other in others for choice in other.choices} == {Backend.TRITON}
             few = architecture.num_attention_heads // rows.heads <= 8
             taken = rows is of_sliding or few

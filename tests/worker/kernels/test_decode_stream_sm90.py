@@ -9,14 +9,14 @@ import emulated_decode_stream
 import emulated_kernel
 import pytest
 import torch
-from attention_cases import decode_step, hopper_door, layout, padded_decodes
+from attention_cases import decode_step, hopper_kernels, layout, padded_decodes
 from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase
 from test_sliding_decode_sm90 import Layers, attended, case_of, check
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.hopper.decode_stream_sm90 import StreamKernel
 from modelserve_worker.kernels.step import Step
 
@@ -139,10 +139,12 @@ def test_a_captured_launch_attends_over_what_the_step_arrays_say_then() -> None:
 
 def attended_globally(case: PagedCase, q: Tensor, step: Step) -> Tensor:
     rows, output = layout(case), torch.full_like(q, torch.nan)
-    door = hopper_door(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1])
-    workspace = torch.full((len(q) * doors.decode_workspace(rows, query_heads=q.shape[1]),), torch.nan, device="cuda")
+    kernels = hopper_kernels(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1])
+    workspace = torch.full(
+        (len(q) * launches.decode_workspace(rows, query_heads=q.shape[1]),), torch.nan, device="cuda"
+    )
     pages = {"rows": rows, "table": case.table, "arena": case.arena}
-    door.decode(q, output, step, workspace=workspace, **pages)
+    kernels.decode(q, output, step, workspace=workspace, **pages)
     return output
 
 

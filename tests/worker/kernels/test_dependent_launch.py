@@ -50,7 +50,7 @@ def steps(rows: int) -> Callable[[], Tensor]:
 
     Kernels of one program beside ones that fill the GPU, and ones with the attribute beside cuBLAS's at 64 rows.
     """
-    doors = TritonElementwise()
+    backend = TritonElementwise()
     generator = torch.Generator("cuda").manual_seed(rows)
 
     def random(*shape: int, scale: float = 1.0) -> Tensor:
@@ -62,14 +62,14 @@ def steps(rows: int) -> Callable[[], Tensor]:
 
     def run() -> Tensor:
         x = start.clone()
-        normed = doors.rms_norm(x, norms[0, 0], eps=1e-6)
+        normed = backend.rms_norm(x, norms[0, 0], eps=1e-6)
         for delta_weight, next_weight in norms:
-            gated = doors.gated_gelu(product(normed, opened))
-            x, following = doors.residual_norm(
+            gated = backend.gated_gelu(product(normed, opened))
+            x, following = backend.residual_norm(
                 x, product(gated, closed), delta_weight, scalar=scalar, next_weight=next_weight, eps=1e-6
             )
             assert following is not None
-            again = doors.rms_norm(doors.rms_norm(following, delta_weight, eps=1e-6), next_weight, eps=1e-6)
+            again = backend.rms_norm(backend.rms_norm(following, delta_weight, eps=1e-6), next_weight, eps=1e-6)
             normed = again + following
         return x
 
@@ -113,18 +113,18 @@ def test_captured_chains_have_the_bits_of_kernels_that_run_one_after_the_other()
 def test_kernels_run_on_the_compute_stream_and_copies_on_others() -> None:
     x, weight = torch.randn(4, HIDDEN, device="cuda").bfloat16(), torch.ones(HIDDEN, device="cuda").bfloat16()
     matrix = torch.randn(INNER, HIDDEN, device="cuda").bfloat16()
-    doors = TritonElementwise()
-    expected = doors.rms_norm(x, weight, eps=1e-6)
+    backend = TritonElementwise()
+    expected = backend.rms_norm(x, weight, eps=1e-6)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         copied = x.to("cpu", non_blocking=True)
-        for launch in (lambda: doors.rms_norm(x, weight, eps=1e-6), lambda: dense_rows(x, matrix)):
+        for launch in (lambda: backend.rms_norm(x, weight, eps=1e-6), lambda: dense_rows(x, matrix)):
             if torch.cuda.get_device_capability() >= (9, 0):
                 with pytest.raises(ComputeStreamError):
                     launch()
     with in_turn(torch.cuda.Stream()):
-        in_its_turn = doors.rms_norm(x, weight, eps=1e-6)
+        in_its_turn = backend.rms_norm(x, weight, eps=1e-6)
     assert torch.equal(in_its_turn, expected)
     torch.cuda.synchronize()
     assert torch.equal(copied, x.cpu())
-    assert torch.equal(doors.rms_norm(x, weight, eps=1e-6), expected)
+    assert torch.equal(backend.rms_norm(x, weight, eps=1e-6), expected)

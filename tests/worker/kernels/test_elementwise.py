@@ -1,4 +1,4 @@
-"""Each elementwise kernel says what its plain twin says, and the twin says what float64 says."""
+"""Each elementwise kernel says what its plain reference says, and the reference says what float64 says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors, PlainElementwise
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend, PlainElementwise
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
 EPS = 1e-6
@@ -18,7 +18,7 @@ ROWS = [1, 3, 17]
 WIDTHS = [112, 128, 1536, 2816, 5376]
 
 Result = Tensor | tuple[Tensor, Tensor | None]
-Call = Callable[[ElementwiseDoors], Result]
+Call = Callable[[ElementwiseBackend], Result]
 
 
 class Numbers:
@@ -65,20 +65,20 @@ def assert_near(actual: Tensor, expected: Tensor, *, steps: float, scale: Tensor
 def check(
     numbers: Numbers, call: Call, exact: Callable[[], tuple[Tensor, ...]], *, terms: tuple[Tensor, ...] | None = None
 ) -> None:
-    """Kernel against twin, twin against float64. `terms`: for each result the size of what cancels in it.
+    """Kernel against reference, reference against float64. `terms`: for each result the size of what cancels in it.
 
-    Where a number lies at the edge between two bfloat16 numbers, kernel and twin may round it apart, and what is made
-    of it is rounded once more: two roundings, and rarely any. float32 has more room: its sums of squares, exponentials
-    and products are themselves rounded to it.
+    Where a number lies at the edge between two bfloat16 numbers, kernel and reference may round it apart, and what is
+    made of it is rounded once more: two roundings, and rarely any. float32 has more room: its sums of squares,
+    exponentials and products are themselves rounded to it.
     """
     plain, kernel, truths = results(call(PlainElementwise())), results(call(TritonElementwise())), exact()
     slack = 1.0 if numbers.dtype == torch.bfloat16 else 8.0
-    for ours, twin, truth, size in zip(kernel, plain, truths, terms or map(torch.zeros_like, truths), strict=True):
-        assert ours.dtype == twin.dtype
-        assert_near(ours, twin, steps=2.01 * slack, scale=size, seed=numbers.seed)
-        assert_near(twin, truth, steps=2.51 * slack, scale=size, seed=numbers.seed)
+    for ours, reference, truth, size in zip(kernel, plain, truths, terms or map(torch.zeros_like, truths), strict=True):
+        assert ours.dtype == reference.dtype
+        assert_near(ours, reference, steps=2.01 * slack, scale=size, seed=numbers.seed)
+        assert_near(reference, truth, steps=2.51 * slack, scale=size, seed=numbers.seed)
         if numbers.dtype == torch.bfloat16:
-            different = (ours != twin) & (truth.abs() >= size / 2)
+            different = (ours != reference) & (truth.abs() >= size / 2)
             assert different.sum() <= 1 + 0.01 * different.numel(), "more than chance at rounding boundaries"
 
 
@@ -104,12 +104,12 @@ def shut_gates(gate: Tensor, factor: Tensor) -> tuple[Tensor]:
 @pytest.mark.parametrize("rows", ROWS)
 def test_rms_norm(rows: int, width: int, numbers: Numbers) -> None:
     x, weight = numbers.activations(rows, width), numbers.weight(width)
-    check(numbers, lambda doors: doors.rms_norm(x, weight, eps=EPS), lambda: (exact_norm(x, weight),))
+    check(numbers, lambda backend: backend.rms_norm(x, weight, eps=EPS), lambda: (exact_norm(x, weight),))
 
 
 def test_rms_norm_of_heads_that_lie_apart(numbers: Numbers) -> None:
     x, weight = numbers.activations(3, 1000)[:, 40:808].unflatten(-1, (3, 256)), numbers.weight(256)
-    check(numbers, lambda doors: doors.rms_norm(x, weight, eps=EPS), lambda: (exact_norm(x, weight),))
+    check(numbers, lambda backend: backend.rms_norm(x, weight, eps=EPS), lambda: (exact_norm(x, weight),))
 
 
 @pytest.mark.parametrize("ends", ["scalar and norm", "norm", "scalar", "neither"])
@@ -121,13 +121,13 @@ def test_residual_norm(rows: int, width: int, ends: str, numbers: Numbers) -> No
     scalar = numbers.weight(1) if "scalar" in ends else None
     next_weight = numbers.weight(width) if "norm" in ends else None
 
-    def call(doors: ElementwiseDoors) -> Result:
-        return doors.residual_norm(
+    def call(backend: ElementwiseBackend) -> Result:
+        return backend.residual_norm(
             residual.clone(), delta, delta_weight, scalar=scalar, next_weight=next_weight, eps=EPS
         )
 
     def exact() -> tuple[Tensor, ...]:
-        """The second norm is that of the rounded sum, which the twin and the kernel must round alike."""
+        """The second norm is that of the rounded sum, which the reference and the kernel must round alike."""
         summed = residual.double() + exact_norm(delta, delta_weight)
         summed = summed if scalar is None else summed * scalar.double()
         if next_weight is None:
@@ -151,9 +151,9 @@ def test_a_delta_in_parts_is_their_sum_rounded_once(parts: int, rows: int, numbe
     total = delta[0]
     for part in delta[1:]:
         total = total + part
-    for doors in (TritonElementwise(), PlainElementwise()):
+    for backend in (TritonElementwise(), PlainElementwise()):
         whole, apart = (
-            results(doors.residual_norm(residual.clone(), each, weight, scalar=None, next_weight=weight, eps=EPS))
+            results(backend.residual_norm(residual.clone(), each, weight, scalar=None, next_weight=weight, eps=EPS))
             for each in (total.to(numbers.dtype), delta)
         )
         assert all(torch.equal(*pair) for pair in zip(whole, apart, strict=True))
@@ -179,7 +179,7 @@ def test_gated_gelu(rows: int, width: int, numbers: Numbers) -> None:
     gate_up = numbers.activations(rows, 2 * width, scale=3.0)
     check(
         numbers,
-        lambda doors: doors.gated_gelu(gate_up),
+        lambda backend: backend.gated_gelu(gate_up),
         lambda: (exact_gated(gate_up[:, :width], gate_up[:, width:]),),
         terms=shut_gates(gate_up[:, :width], gate_up[:, width:]),
     )
@@ -196,7 +196,7 @@ def test_per_layer_gate_reads_rows_that_lie_apart(rows: int, numbers: Numbers) -
     gate, inputs = numbers.activations(rows, 256), numbers.activations(rows, 5, 256)
     check(
         numbers,
-        lambda doors: doors.per_layer_gate(gate, inputs[:, 3]),
+        lambda backend: backend.per_layer_gate(gate, inputs[:, 3]),
         lambda: (exact_gated(gate, inputs[:, 3]),),
         terms=shut_gates(gate, inputs[:, 3]),
     )
@@ -212,7 +212,7 @@ def test_per_layer_inputs(rows: int, layers: int, width: int, numbers: Numbers) 
     added = looked_up.view(shape).double()
     check(
         numbers,
-        lambda doors: doors.per_layer_inputs(projected, looked_up, weight, projection_scale=scale, eps=EPS),
+        lambda backend: backend.per_layer_inputs(projected, looked_up, weight, projection_scale=scale, eps=EPS),
         lambda: ((context + added) * 0.5**0.5,),
         terms=(context.abs() + added.abs(),),
     )
@@ -226,18 +226,18 @@ def test_embed(rows: int, width: int, ids_dtype: torch.dtype, numbers: Numbers) 
     ids = numbers.ids(0, 40, rows, ids_dtype)
     check(
         numbers,
-        lambda doors: doors.embed(ids, table, scale=scale),
+        lambda backend: backend.embed(ids, table, scale=scale),
         lambda: (table[ids.long()].double() * scale,),
     )
 
 
-@pytest.mark.parametrize("doors", [PlainElementwise(), TritonElementwise()], ids=["plain", "triton"])
+@pytest.mark.parametrize("backend", [PlainElementwise(), TritonElementwise()], ids=["plain", "triton"])
 def test_ids_outside_the_table_give_zeros_and_their_neighbours_are_unhurt(
-    doors: ElementwiseDoors, numbers: Numbers
+    backend: ElementwiseBackend, numbers: Numbers
 ) -> None:
     table = numbers.activations(40, 112)
     ids = torch.tensor([3, -1, 39, 40, 2**31 - 1], device=numbers.device, dtype=torch.int32)
-    rows = doors.embed(ids, table, scale=2.0)
+    rows = backend.embed(ids, table, scale=2.0)
     assert torch.equal(rows[[0, 2]], table[[3, 39]] * 2)
     assert (rows[[1, 3, 4]] == 0).all()
 

@@ -7,7 +7,7 @@ import torch
 from attention_cases import Chunk, chunk_step, layout
 from paged_case import PagedCase
 
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.triton.expand_keys_triton import expand_window
 
 HEADS, WIDTH, WINDOW, DECODES = 2, 64, 100, 3
@@ -25,12 +25,12 @@ def test_each_chunk_has_its_window_before_its_own_rows_and_nothing_else_is_writt
     step.starts[len(chunks) :] = 500  # of an earlier step
     planes = [case.random(tokens, HEADS, WIDTH) for _ in range(2)]
     encoded = [case.encode(plane) for plane in planes]
-    stored = [values.view(doors.element_dtype(rows)) for values, _ in encoded]
+    stored = [values.view(launches.element_dtype(rows)) for values, _ in encoded]
     unscaled = torch.zeros(1, 1, dtype=torch.float16, device=DEVICE)
     scales = [unscaled if scale is None else scale for _, scale in encoded]
     keys = tokens + len(chunks) * (WINDOW - 1)
     dense = [torch.full((keys, HEADS, WIDTH), 7.0, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
-    (elements, float16), numbers, name = doors.page_arguments(rows, case.arena)
+    (elements, float16), numbers, name = launches.page_arguments(rows, case.arena)
     programs = max(rows.entries, -(-tokens // rows.page_tokens))
     expand_window[(programs, HEADS, 2)](
         *dense, *stored, *scales, step.rows, step.starts, step.lengths, step.slots, step.sliding_blocks, case.table,

@@ -1,4 +1,4 @@
-"""Kernels of a mixture of experts say what their plain twins say, and the twins what float64 says."""
+"""Kernels of a mixture of experts say what their references say, and the references what float64 says."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_the_largest_logits_are_chosen(rows: int, experts: int, width: int, top_
     x, weights = numbers.normal(rows, width, scale=3.0), router(numbers, experts, width, top_k)
     norm_weight = numbers.normal(width, scale=0.3, mean=1.0)
     truth = exact(x, weights)
-    for doors in (PlainExperts(), TritonExperts(numbers.device)):
-        routed = doors.route(x, weights, norm_weight, eps=EPS, num_rows=None)
+    for backend in (PlainExperts(), TritonExperts(numbers.device)):
+        routed = backend.route(x, weights, norm_weight, eps=EPS, num_rows=None)
         normed, choice = routed.normed, routed.choice
         assert choice.weights.dtype == torch.float32
         assert choice.experts.dtype == torch.int32
@@ -116,18 +116,18 @@ def test_what_is_added_first_is_the_residual_norm_and_the_route_of_its_sum(
     rows: int, experts: int, width: int, parts: int, numbers: Numbers
 ) -> None:
     """Near float64, of a delta as it is or in parts; where no kernel adds in an order of its own, on a CPU, it has the
-    bits of the two doors one after the other."""
+    bits of the two operations one after the other."""
     weights = router(numbers, experts, width, 8)
     residual, delta = numbers.normal(rows, width, scale=3.0), numbers.normal(rows, width)
     if parts:
         delta = torch.stack([numbers.normal(rows, width).float() for _ in range(parts)])
     norms = AddedNorms(*(numbers.normal(width, scale=0.3, mean=1.0) for _ in range(3)))
     truth = residual.double() + exact_norm(delta.double().sum(0).bfloat16() if parts else delta, norms.delta)
-    for doors, elementwise in (
+    for backend, elementwise in (
         (PlainExperts(), PlainElementwise()),
         (TritonExperts(numbers.device), TritonElementwise()),
     ):
-        summed, normed, routed = doors.add_and_route(residual.clone(), delta, norms, weights, eps=EPS, num_rows=None)
+        summed, normed, routed = backend.add_and_route(residual.clone(), delta, norms, weights, eps=EPS, num_rows=None)
         near(summed, truth, 4e-3, numbers)
         near(normed, exact_norm(summed, norms.dense), 3e-3, numbers)
         near(routed.normed, exact_norm(summed, norms.experts), 3e-3, numbers)
@@ -144,7 +144,7 @@ def test_what_is_added_first_is_the_residual_norm_and_the_route_of_its_sum(
         assert torch.equal(summed, expected[0])
         assert expected[1] is not None
         assert torch.equal(normed, expected[1])
-        alone = doors.route(summed.clone(), weights, norms.experts, eps=EPS, num_rows=None)
+        alone = backend.route(summed.clone(), weights, norms.experts, eps=EPS, num_rows=None)
         for ours, theirs in zip(_parts(routed), _parts(alone), strict=True):
             assert torch.equal(ours, theirs)
 
@@ -162,8 +162,8 @@ def test_of_equal_logits_the_lower_index_is_chosen(rows: int, numbers: Numbers) 
     weights.weight[22:31] = 0
     weights.weight[25] = -0.0  # equal to 0.0, too
     choices = [
-        doors.route(x, weights, weights.scale, eps=EPS, num_rows=None).choice
-        for doors in (PlainExperts(), TritonExperts(numbers.device))
+        backend.route(x, weights, weights.scale, eps=EPS, num_rows=None).choice
+        for backend in (PlainExperts(), TritonExperts(numbers.device))
     ]
     assert torch.equal(choices[0].experts, choices[1].experts)
     for row in choices[1].experts.tolist():
@@ -181,9 +181,9 @@ def test_broken_and_padded_rows_keep_to_themselves(rows: int, broken: float, num
     sound = TritonExperts(numbers.device).route(x, weights, weights.scale, eps=EPS, num_rows=None).choice
     x[2, 5] = broken
     num_rows = torch.tensor([rows - 2], dtype=torch.int32, device=numbers.device)
-    for doors in (PlainExperts(), TritonExperts(numbers.device)):
+    for backend in (PlainExperts(), TritonExperts(numbers.device)):
         with np.errstate(invalid="ignore"):
-            choice = doors.route(x, weights, weights.scale, eps=EPS, num_rows=num_rows).choice
+            choice = backend.route(x, weights, weights.scale, eps=EPS, num_rows=num_rows).choice
         assert choice.weights[2].isnan().all()
         assert all(0 <= expert < 32 for expert in choice.experts[2].tolist())
         assert len(set(choice.experts[2].tolist())) == 8
@@ -213,8 +213,8 @@ def test_chosen_products(rows: int, experts: int, top_k: int, width: int, inner:
     gate_up = numbers.normal(experts, 2 * inner, width, scale=width**-0.5)
     down = numbers.normal(experts, width, inner, scale=inner**-0.5)
     truth = exact_results(x, choice, gate_up, down)[: rows - padding]
-    for doors in (PlainExperts(), TritonExperts(numbers.device)):
-        results = doors.chosen_products(x, choice, gate_up, down)
+    for backend in (PlainExperts(), TritonExperts(numbers.device)):
+        results = backend.chosen_products(x, choice, gate_up, down)
         assert results.shape == (rows * top_k, width)
         near(results.view(rows, top_k, width)[: rows - padding], truth, 8e-3, numbers)
 
@@ -247,7 +247,7 @@ def test_tiles_agree_however_their_blocks_lie(rows: int, numbers: Numbers) -> No
 def test_rows_are_dealt_to_experts_in_their_order(rows: int, experts: int, top_k: int, numbers: Numbers) -> None:
     padding = rows // 4
     x, choice = numbers.normal(rows, 24), numbers.choice(rows, experts, top_k, padding=padding)
-    plain, ours = (doors.deal(x, choice, experts) for doors in (PlainExperts(), TritonExperts(numbers.device)))
+    plain, ours = (backend.deal(x, choice, experts) for backend in (PlainExperts(), TritonExperts(numbers.device)))
     assert torch.equal(ours.ends, plain.ends)
     known, used = rows - padding, int(plain.ends[-1])
     assert used == known * top_k
@@ -260,11 +260,11 @@ def test_rows_are_dealt_to_experts_in_their_order(rows: int, experts: int, top_k
 def test_few_rows_are_dealt_in_one_launch_as_others_are(rows: int, experts: int, top_k: int, numbers: Numbers) -> None:
     padding = rows // 4
     x, choice = numbers.normal(rows, 24), numbers.choice(rows, experts, top_k, padding=padding)
-    together, twin = deal_together(x, choice, experts), PlainExperts().deal(x, choice, experts)
+    together, reference = deal_together(x, choice, experts), PlainExperts().deal(x, choice, experts)
     known, used = rows - padding, (rows - padding) * top_k
-    assert torch.equal(together.ends, twin.ends)
-    assert torch.equal(together.places[:known], twin.places[:known])
-    assert torch.equal(together.rows[:used], twin.rows[:used])
+    assert torch.equal(together.ends, reference.ends)
+    assert torch.equal(together.places[:known], reference.places[:known])
+    assert torch.equal(together.rows[:used], reference.rows[:used])
 
 
 def sums(numbers: Numbers, rows: int, width: int, *, sorted_rows: bool) -> tuple[Shares, Tensor]:
@@ -286,8 +286,8 @@ def sums(numbers: Numbers, rows: int, width: int, *, sorted_rows: bool) -> tuple
 @pytest.mark.parametrize(("rows", "width"), [(2, 2816), (9, 112)])
 def test_weighted_sum(rows: int, width: int, sorted_rows: bool, numbers: Numbers) -> None:
     shares, summed = sums(numbers, rows, width, sorted_rows=sorted_rows)
-    for doors in (PlainExperts(), TritonExperts(numbers.device)):
-        result = doors.weighted_sum(shares)
+    for backend in (PlainExperts(), TritonExperts(numbers.device)):
+        result = backend.weighted_sum(shares)
         assert (result[-1] == 0).all()
         near(result, summed, 3e-3, numbers)
 
@@ -304,8 +304,8 @@ def test_add_branches(routed: str, ends: str, numbers: Numbers) -> None:
     delta = exact_norm(dense, norms.dense) + exact_norm(summed, norms.routed)
     total = residual.double() + exact_norm(delta, norms.added)
     total = total if scalar is None else total * scalar.double()
-    for doors in (PlainExperts(), TritonExperts(numbers.device)):
-        added, normed = doors.add_branches(
+    for backend in (PlainExperts(), TritonExperts(numbers.device)):
+        added, normed = backend.add_branches(
             residual.clone(), dense, given, norms, scalar=scalar, next_weight=next_weight, eps=EPS
         )
         near(added, total, 5e-3, numbers)

@@ -139,19 +139,19 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """Hopper's kernels note their calls; Triton's multiply as their twins."""
+    """Hopper's kernels note their calls; Triton's multiply as their references."""
     kernels = Recorded()
     for name, double in (("dense_rows", kernels.dense), ("int4_rows", kernels.int4), ("fp8_rows", kernels.fp8)):
         monkeypatch.setattr(linear_rows_sm90, name, double)
     monkeypatch.setattr(integer_rows_sm90, "integer_rows", kernels.int4_fewest)
     monkeypatch.setattr(linear_int4_sm90, "int4_product", kernels.int4_many)
     monkeypatch.setattr(cluster_rows_sm90, "cluster_rows", kernels.dense_many)
-    for module, names, twin in (
+    for module, names, reference in (
         (int4_linear_triton, ("int4_fused_product", "int4_dequantised_product"), PlainInt4()),
         (fp8_linear_triton, ("fp8_unpacked_product",), PlainFp8()),
     ):
         for name in names:
-            monkeypatch.setattr(module, name, lambda x, matrix, twin=twin, **_: twin.linear(x, matrix))
+            monkeypatch.setattr(module, name, lambda x, matrix, reference=reference, **_: reference.linear(x, matrix))
     return kernels
 
 
@@ -192,12 +192,12 @@ ACTIVATION_ORDER = int4(32).model_copy(update={"activation_order": True})
 def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(
     weight_format, given, count, recorded: Recorded
 ) -> None:
-    matrix, doors = loaded(weight_format), PlainElementwise()
+    matrix, elementwise = loaded(weight_format), PlainElementwise()
     few, many = rows(count), rows(31)
 
     def multiplied(x: Tensor) -> list[Tensor]:
         parts = matrix.in_parts(x)
-        return [matrix.linear(x), matrix.gated(x, doors), parts.sum(0) if parts.dim() == 3 else parts]
+        return [matrix.linear(x), matrix.gated(x, elementwise), parts.sum(0) if parts.dim() == 3 else parts]
 
     by_kernel = multiplied(few)
     wanted = [(False, True), (False, False), (True, False)]
@@ -211,4 +211,4 @@ def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(
     for alone, among in zip(by_kernel, elsewhere, strict=True):
         torch.testing.assert_close(alone.bfloat16(), among[:count].bfloat16(), rtol=2e-2, atol=2e-2)
     assert matrix.linear(few[:0]).shape == (0, 128)
-    assert matrix.gated(few[:0], doors).shape == (0, 64)
+    assert matrix.gated(few[:0], elementwise).shape == (0, 64)

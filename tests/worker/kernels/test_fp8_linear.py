@@ -1,4 +1,4 @@
-"""FP8 products: repacked weights are the published ones, kernels and twins say what float64 says."""
+"""FP8 products: repacked weights are the published ones, kernels and references say what float64 says."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_experts_multiply_their_own_rows(kind, device) -> None:
 
 
 @pytest.mark.parametrize("inputs", [64, 100, 704])
-def test_inputs_are_rounded_by_row_as_the_twin_rounds_them(inputs, device) -> None:
+def test_inputs_are_rounded_by_row_as_the_reference_rounds_them(inputs, device) -> None:
     x = (torch.randn(5, inputs, device=device) * 10 ** (4 * torch.rand(5, 1, device=device) - 2)).bfloat16()
     x[3] = 0.0
     rounded, scales = fp8_linear_triton.rounded_inputs(x)

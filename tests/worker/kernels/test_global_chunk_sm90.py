@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, derived_keys, folded, frequencies, hopper_door, key_weight, layout
+from attention_cases import Chunk, chunk_step, derived_keys, folded, frequencies, hopper_kernels, key_weight, layout
 from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.step import Step
 
 WIDTH, PAIRS = 512, 64
@@ -19,15 +19,15 @@ pytestmark = list(ON_HOPPER)
 
 
 def attended(case: PagedCase, q: Tensor, weight: Tensor | None, step: Step) -> Tensor:
-    """The door's output; scratch and output begin as NaN."""
+    """The kernel's output; scratch and output begin as NaN."""
     rows = layout(case)
-    door = hopper_door(rows, Operation.CHUNK_ATTENTION, query_heads=q.shape[1])
+    kernels = hopper_kernels(rows, Operation.CHUNK_ATTENTION, query_heads=q.shape[1])
     assert step.chunks is not None
     keys = step.passes[0].most_pages * case.page_tokens
-    words = keys * doors.scratch_per_key(rows, pairs=PAIRS)
+    words = keys * launches.scratch_per_key(rows, pairs=PAIRS)
     scratch = torch.full((words,), torch.nan, dtype=q.dtype, device="cuda")
     output = torch.full_like(q, torch.nan)
-    door.chunk(
+    kernels.chunk(
         folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena,
         key_weight=weight, scratch=scratch, inverse_frequencies=frequencies(case), pairs=PAIRS,
     )  # fmt: skip

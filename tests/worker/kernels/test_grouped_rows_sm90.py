@@ -105,7 +105,7 @@ def test_a_captured_chain_of_both_branches_has_the_bits_of_kernels_one_after_the
     from modelserve_worker.kernels.experts.experts_triton import TritonExperts
 
     width, inner, experts, layers = 2816, 704, 64, 3
-    doors = TritonExperts(CUDA)
+    backend = TritonExperts(CUDA)
     ones = torch.ones(width, device=CUDA).bfloat16()
     router = RouterWeights(
         torch.randn(experts, width, device=CUDA).bfloat16() * 2, ones, torch.ones(experts, device=CUDA).bfloat16(), 8
@@ -126,9 +126,9 @@ def test_a_captured_chain_of_both_branches_has_the_bits_of_kernels_one_after_the
         x, after, kept = start.clone(), start, []
         for each in matrices:
             norms = AddedNorms(ones, ones, ones)
-            x, opened, routed = doors.add_and_route(x, after, norms, router, eps=1e-6, num_rows=None)
-            dense, shares = doors.branch_products(opened, routed, each)
-            x, following = doors.add_branches(
+            x, opened, routed = backend.add_and_route(x, after, norms, router, eps=1e-6, num_rows=None)
+            dense, shares = backend.branch_products(opened, routed, each)
+            x, following = backend.add_branches(
                 x, dense, shares, BranchNorms(ones, ones, ones), scalar=None, next_weight=ones, eps=1e-6
             )
             assert following is not None

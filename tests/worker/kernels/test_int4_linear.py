@@ -1,4 +1,4 @@
-"""INT4 products: repacked weights are the published ones, kernels and twins say what float64 says."""
+"""INT4 products: repacked weights are the published ones, kernels and references say what float64 says."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_products_equal_float64(rows, inputs, group, asymmetric, tile, device) -
     case = matrix(rows, inputs, group=group, asymmetric=asymmetric, device=device)
     for count in (1, 17):
         x = rows_of(count, inputs, device)
-        # Few rows: only the result is rounded. Many: every element is, as the twin's.
+        # Few rows: only the result is rounded. Many: every element is, as the reference's.
         assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
         assert error(PlainInt4().linear(x, case.tiles), x, case.exact) < 8e-3, case.seed
 
@@ -120,7 +120,7 @@ def test_products_over_the_inputs_of_the_31b(inputs, tile, device) -> None:
     assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
 
 
-def test_many_rows_are_dequantised_block_by_block_as_the_twin_rounds(device, monkeypatch) -> None:
+def test_many_rows_are_dequantised_block_by_block_as_the_reference_rounds(device, monkeypatch) -> None:
     case = matrix(300, 704, group=32, asymmetric=True, device=device)
     monkeypatch.setattr(int4_linear_triton, "dequantised_rows", lambda rows, inputs: 128)
     x = rows_of(5, 704, device)

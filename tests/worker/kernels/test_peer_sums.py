@@ -38,7 +38,7 @@ def buffers(ranks: int, rank: int = 0) -> PeerBuffers:
     return PeerBuffers(addresses, rank, state, ended)
 
 
-def rows_door(layout: PeerRowsLayout, capability: int = 90) -> PeerRows:
+def rows_sums(layout: PeerRowsLayout, capability: int = 90) -> PeerRows:
     normed = torch.zeros(layout.rows, layout.width, dtype=torch.bfloat16)
     return PeerRows(buffers(layout.ranks), layout, normed, capability=capability, multiprocessors=132)
 
@@ -60,8 +60,8 @@ def test_kernels_compile_within_the_registers_of_their_blocks(
     x, weight = torch.zeros(8, width, dtype=torch.bfloat16), torch.zeros(width, dtype=torch.bfloat16)
     small = PeerSums(buffers(ranks), capability=capability)
     small.all_reduce(x)
-    for door in (small, rows_door(PeerRowsLayout(8192, width, ranks), capability)):
-        door.residual_norm(x.clone(), x, weight, scalar=None, next_weight=weight, eps=EPS)
+    for sums in (small, rows_sums(PeerRowsLayout(8192, width, ranks), capability)):
+        sums.residual_norm(x.clone(), x, weight, scalar=None, next_weight=weight, eps=EPS)
     assert [each["source"].file for each in launched] == ["peer_sums.cu", "peer_sums.cu", "peer_rows.cu"]
     for each in launched:
         _, report = cuda_kernel.compiled(each["source"])
@@ -78,12 +78,12 @@ def test_kernels_compile_within_the_registers_of_their_blocks(
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_small_sums_fit_their_buffer_in_both_parities(launched: list[dict], ranks: int) -> None:
-    door, width = PeerSums(buffers(ranks), capability=80), 5376
+    sums, width = PeerSums(buffers(ranks), capability=80), 5376
     most = peer_message_bytes(ranks) // (2 * width)
     fits = torch.zeros(most, width, dtype=torch.bfloat16)
-    assert door.takes_rows(fits)
-    assert not door.takes_rows(torch.zeros(most + 1, width, dtype=torch.bfloat16))
-    door.residual_norm(fits, fits, fits[0], scalar=None, next_weight=None, eps=EPS)
+    assert sums.takes_rows(fits)
+    assert not sums.takes_rows(torch.zeros(most + 1, width, dtype=torch.bfloat16))
+    sums.residual_norm(fits, fits, fits[0], scalar=None, next_weight=None, eps=EPS)
     (only,) = launched
     region = only["arguments"][9][0]
     lines = only["grid"][0] * only["threads"] * 2 * 16  # two lines of 16 bytes for the 8 elements of a thread
@@ -92,29 +92,29 @@ def test_small_sums_fit_their_buffer_in_both_parities(launched: list[dict], rank
 
 
 def test_only_whole_words_of_bfloat16_go_through_peer_memory() -> None:
-    door = PeerSums(buffers(2), capability=80)
+    sums = PeerSums(buffers(2), capability=80)
     x = torch.zeros(4, 512, dtype=torch.bfloat16)
-    assert door.takes(x)
-    assert door.takes_rows(x)
-    assert not door.takes(x.float())
-    assert not door.takes(x[:, :511].contiguous()[:1])
-    assert not door.takes(x[:0])
-    assert not door.takes_rows(torch.zeros(4, 384, dtype=torch.bfloat16)), "a warp has 256 elements"
-    by_rows = rows_door(PeerRowsLayout(16, 512, 2))
+    assert sums.takes(x)
+    assert sums.takes_rows(x)
+    assert not sums.takes(x.float())
+    assert not sums.takes(x[:, :511].contiguous()[:1])
+    assert not sums.takes(x[:0])
+    assert not sums.takes_rows(torch.zeros(4, 384, dtype=torch.bfloat16)), "a warp has 256 elements"
+    by_rows = rows_sums(PeerRowsLayout(16, 512, 2))
     assert by_rows.takes(x)
     assert not by_rows.takes(torch.zeros(17, 512, dtype=torch.bfloat16))
     assert not by_rows.takes(torch.zeros(4, 256, dtype=torch.bfloat16))
 
 
-def test_a_delta_that_lies_apart_takes_the_same_door_and_is_put_together(launched: list[dict]) -> None:
-    """Doors of one step must not change from layer to layer: sums by rows leave no whole residual behind."""
-    small, by_rows = PeerSums(buffers(2), capability=90), rows_door(PeerRowsLayout(16, 512, 2))
+def test_a_delta_that_lies_apart_takes_the_same_kernel_and_is_put_together(launched: list[dict]) -> None:
+    """Kernels of one step must not change from layer to layer: sums by rows leave no whole residual behind."""
+    small, by_rows = PeerSums(buffers(2), capability=90), rows_sums(PeerRowsLayout(16, 512, 2))
     residual, weight = torch.zeros(4, 512, dtype=torch.bfloat16), torch.zeros(512, dtype=torch.bfloat16)
     apart = torch.zeros(4, 640, dtype=torch.bfloat16)[:, :512]
     assert small.takes_rows(apart)
     assert by_rows.takes(apart)
-    for door in (small, by_rows):
-        door.residual_norm(residual, apart, weight, scalar=None, next_weight=weight, eps=EPS)
+    for sums in (small, by_rows):
+        sums.residual_norm(residual, apart, weight, scalar=None, next_weight=weight, eps=EPS)
     for each in launched:
         assert each["arguments"][0][0] != apart.data_ptr()
         assert each["arguments"][1][0] == residual.data_ptr()
@@ -154,7 +154,7 @@ def test_the_sum_in_rank_order_is_rounded_once() -> None:
 
 
 class Recorded:
-    """A door of sums that notes who calls it."""
+    """A kernel of sums that notes who calls it."""
 
     def __init__(self, calls: list[str], name: str, most_rows: int) -> None:
         self.calls, self.name, self.most_rows = calls, name, most_rows
@@ -188,8 +188,8 @@ def test_each_sum_goes_where_it_fits() -> None:
 
 def test_the_end_of_the_group_is_told_to_all_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """And to those of this group alone: another process's, or another group's, are no business of it."""
-    small, rows = PeerSums(buffers(2), capability=80), rows_door(PeerRowsLayout(16, 512, 2))
+    small, rows = PeerSums(buffers(2), capability=80), rows_sums(PeerRowsLayout(16, 512, 2))
     bystander = PeerSums(buffers(2), capability=80)
     monkeypatch.setattr(process_group, "_joined", [TensorParallel(peers=small, peer_rows=rows)])
     process_group.abort_collectives()
-    assert [door._buffers.ended.item() for door in (small, rows, bystander)] == [1, 1, 0]
+    assert [sums._buffers.ended.item() for sums in (small, rows, bystander)] == [1, 1, 0]

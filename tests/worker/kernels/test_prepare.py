@@ -8,7 +8,7 @@ from attention_cases import ints, layout
 from paged_case import PagedCase, rope
 from torch import Tensor
 
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
 from modelserve_worker.kernels.step import Step
 
@@ -72,7 +72,7 @@ class Prepared:
         buffers = [torch.full((tokens, heads, width), 77, dtype=element, device=DEVICE) for _ in range(2)]
         scales = [torch.full((tokens, heads), 77, dtype=torch.float16, device=DEVICE) for _ in range(2)]
         self.fresh = (*buffers, *scales) if kind == "sliding" else None
-        doors.prepare(
+        launches.prepare(
             self.projected.flatten(1), self.q, self.step, rows=rows, table=case.table, arena=case.arena,
             q_weight=self.q_weight, k_weight=None if shared else self.k_weight,
             rotation=(angles.cos().float(), angles.sin().float()), fresh=self.fresh, eps=EPS,
@@ -81,7 +81,7 @@ class Prepared:
 
     def commit(self) -> None:
         assert self.fresh is not None
-        doors.commit(self.fresh, self.step, rows=layout(self.case), table=self.case.table, arena=self.case.arena)
+        launches.commit(self.fresh, self.step, rows=layout(self.case), table=self.case.table, arena=self.case.arena)
 
     def plane(self, name: str, token: int) -> tuple[Tensor, Tensor | None]:
         """A token's stored row [H, D] as bytes or numbers of the storage dtype, and its scales [H], from its page."""

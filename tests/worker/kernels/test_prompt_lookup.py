@@ -7,11 +7,11 @@ from random import Random
 import pytest
 import torch
 
-from modelserve_worker.kernels.sampling.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, LookupDoor, PlainLookup
+from modelserve_worker.kernels.sampling.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, LookupBackend, PlainLookup
 from modelserve_worker.kernels.sampling.prompt_lookup_triton import TritonLookup
 
 SLOTS, LENGTH = 6, 70
-DOORS = [PlainLookup(), TritonLookup()]
+BACKENDS = [PlainLookup(), TritonLookup()]
 
 
 def expected(known: list[int], prompt: int, predicted: list[int], room: int, k: int) -> list[int]:
@@ -45,9 +45,9 @@ def expected(known: list[int], prompt: int, predicted: list[int], room: int, k: 
     return [known[place + 1 + i % (len(known) - 1 - place)] for i in range(k)]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=["plain", "kernel"])
+@pytest.mark.parametrize("backend", BACKENDS, ids=["plain", "kernel"])
 @pytest.mark.parametrize("k", [1, 4, 16])
-def test_proposals_are_what_followed_the_longest_match(door: LookupDoor, k: int, device: torch.device) -> None:
+def test_proposals_are_what_followed_the_longest_match(backend: LookupBackend, k: int, device: torch.device) -> None:
     """Of texts of two to five words, with predictions that answers begin, go on with, leave, or grow over."""
     rng, proposed, from_predictions = Random(k), 0, 0
     for _ in range(60):
@@ -74,7 +74,7 @@ def test_proposals_are_what_followed_the_longest_match(door: LookupDoor, k: int,
             torch.tensor(values, dtype=torch.int32, device=device)
             for values in (slots, [len(texts[slot]) - 1 for slot in slots], prompts, [len(p) for p in predictions])
         ]
-        tokens, counts = door.look_up(history.to(device), *arrays, k)
+        tokens, counts = backend.look_up(history.to(device), *arrays, k)
         assert tokens.dtype == counts.dtype == torch.int32
         for slot, said, count in zip(slots, tokens.tolist(), counts.tolist(), strict=True):
             wanted = expected(texts[slot], prompts[slot], predictions[slot], LENGTH, k)
@@ -86,12 +86,12 @@ def test_proposals_are_what_followed_the_longest_match(door: LookupDoor, k: int,
     assert from_predictions > 20
 
 
-@pytest.mark.parametrize("door", DOORS, ids=["plain", "kernel"])
-def test_the_tokens_that_count_are_remembered_where_they_belong(door: LookupDoor, device: torch.device) -> None:
+@pytest.mark.parametrize("backend", BACKENDS, ids=["plain", "kernel"])
+def test_the_tokens_that_count_are_remembered_where_they_belong(backend: LookupBackend, device: torch.device) -> None:
     history = torch.zeros(3, 12, dtype=torch.int32, device=device)
     sampled = torch.tensor([5, 6, 7, -1, 9, 8], device=device)
     slots, firsts, counts, positions = (
         torch.tensor(values, dtype=torch.int32, device=device) for values in ([2, 0], [0, 3], [2, 1], [9, 4])
     )
-    door.remember(history, slots, sampled, firsts, counts, positions)
+    backend.remember(history, slots, sampled, firsts, counts, positions)
     assert history.tolist() == [[0] * 12, [0] * 12, [0] * 8 + [5, 6, 0, 0]], "a row that is not a number leaves 0"

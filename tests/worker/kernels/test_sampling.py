@@ -1,4 +1,4 @@
-"""The sampling kernels and their plain twin against a naive draw in float64: ties, NaNs, mixed batches, chunk edges.
+"""The sampling kernels and their plain reference against a naive draw in float64: ties, NaNs, mixed batches, edges.
 
 Rows are random at every run; a failure names the seed. Where the naive draw is closer than rounding can tell (the two
 best scores, or the edge of top-p), the row is not compared, and too many of these fail the test.
@@ -66,10 +66,10 @@ def _logits(rng: np.random.Generator, rows: int, vocab_size: int) -> torch.Tenso
 def _sampler(
     cases: list[Case], vocab_size: int, *, kernels: bool, chunk: int = 512, cap: float | None = CAP
 ) -> Sampler:
-    door = TritonSampling(chunk=chunk) if kernels else PlainSampling()
+    backend = TritonSampling(chunk=chunk) if kernels else PlainSampling()
     sampler = Sampler(
         max_num_seqs=len(cases) + 3, vocab_size=vocab_size, softcap=cap, parallel=TensorParallel(),
-        device=DEVICE, door=door,
+        device=DEVICE, backend=backend,
     )  # fmt: skip
     sampler.admit(
         [
@@ -153,7 +153,7 @@ def test_mixed_batches_draw_what_naive_code_draws(monkeypatch, vocab_size) -> No
     naive = [NOT_A_NUMBER if row == broken else _naive(logits[row], case) for row, case in enumerate(cases)]
     decided = [row for row, token in enumerate(naive) if token is not None]
     assert len(decided) > len(cases) * 2 // 3, f"seed {seed}: {len(decided)} rows are comparable"
-    for name, tokens in (("kernels", fast), ("twin", plain)):
+    for name, tokens in (("kernels", fast), ("reference", plain)):
         wrong = [(row, tokens[row], naive[row], cases[row]) for row in decided if tokens[row] != naive[row]]
         assert not wrong, f"seed {seed}: {name}: row, token, naive token, case: {wrong}"
 

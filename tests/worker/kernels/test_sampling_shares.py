@@ -15,7 +15,7 @@ from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.kernels.sampling.sampling import (
     CandidateRows,
     PlainSampling,
-    SamplingDoor,
+    SamplingBackend,
     draw_tokens,
     softcapped,
 )
@@ -26,7 +26,7 @@ from modelserve_worker.step.sampling_slots import SamplingSlots
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAP = 30.0
 EOS = (1, 7)
-DOORS = {"kernels": TritonSampling(chunk=128), "twin": PlainSampling()}
+BACKENDS = {"kernels": TritonSampling(chunk=128), "reference": PlainSampling()}
 KINDS: tuple[dict[str, object], ...] = (
     {"temperature": 0.0},
     {},
@@ -72,18 +72,18 @@ def _rows(
     )
 
 
-def _whole(door: SamplingDoor, logits: torch.Tensor, rows: CandidateRows) -> list[int]:
-    return door.draw(door.select(logits, rows, first_token=0), rows).tolist()
+def _whole(backend: SamplingBackend, logits: torch.Tensor, rows: CandidateRows) -> list[int]:
+    return backend.draw(backend.select(logits, rows, first_token=0), rows).tolist()
 
 
-def _shared(door: SamplingDoor, logits: torch.Tensor, rows: CandidateRows, edges: list[int]) -> list[int]:
+def _shared(backend: SamplingBackend, logits: torch.Tensor, rows: CandidateRows, edges: list[int]) -> list[int]:
     """Shares selected and merged apart, then drawn from together, as ranks do."""
     merged = []
     for start, stop in itertools.pairwise(edges):
         share = logits[:, start:stop].contiguous()
-        merged.append(door.merge(door.select(share, rows, first_token=start), rows))
+        merged.append(backend.merge(backend.select(share, rows, first_token=start), rows))
         assert merged[-1].shape == (len(logits), rows.width)
-    return door.draw(torch.stack(merged, dim=1), rows).tolist()
+    return backend.draw(torch.stack(merged, dim=1), rows).tolist()
 
 
 def _edges(vocab_size: int, shares: int) -> list[int]:
@@ -103,7 +103,7 @@ def _hard_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> torch.
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter: inf - inf, not used
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(
     ("vocab_size", "shares", "cap"),
     [(512, 2, CAP), (500, 4, None)],  # whole chunks; chunks that are part full, and have less than the largest top-k
@@ -119,26 +119,26 @@ def test_shares_apart_and_merged_give_the_tokens_of_the_whole(name, vocab_size, 
     words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
     mask_rows = np.where(rng.random(count) < 0.4, rng.permutation(count), -1).astype(np.int32)
     rows = _rows(kinds, vocab_size, cap=cap, masks=words, mask_rows=mask_rows)
-    edges, door = _edges(vocab_size, shares), DOORS[name]
-    whole = _whole(door, logits, rows)
+    edges, backend = _edges(vocab_size, shares), BACKENDS[name]
+    whole = _whole(backend, logits, rows)
     for row, token in enumerate(whole):
         allowed = bits[mask_rows[row], :vocab_size]
         possible = cap is not None or (logits[row, allowed.nonzero()[0]] > -torch.inf).any()
         assert allowed[token] or mask_rows[row] < 0 or not possible, f"seed {seed}: row {row}"
     if name == "kernels":  # which add noise that the interpreter rounds in its own way
         greedy = [row for row, kind in enumerate(kinds) if kind.get("temperature") == 0]
-        twin = _whole(DOORS["twin"], logits, rows)
-        assert [whole[row] for row in greedy] == [twin[row] for row in greedy], f"seed {seed}"
+        reference = _whole(BACKENDS["reference"], logits, rows)
+        assert [whole[row] for row in greedy] == [reference[row] for row in greedy], f"seed {seed}"
     broken = rng.permutation(count)[:shares].tolist()
-    assert _shared(door, logits, rows, edges) == whole, f"seed {seed}"
+    assert _shared(backend, logits, rows, edges) == whole, f"seed {seed}"
     for share, row in enumerate(broken):
         logits[row, edges[share] if row % 2 else edges[share + 1] - 1] = torch.nan
-    after = _shared(door, logits, rows, edges)
+    after = _shared(backend, logits, rows, edges)
     assert after == [NOT_A_NUMBER if row in broken else token for row, token in enumerate(whole)], f"seed {seed}"
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", BACKENDS)
 def test_equals_on_both_sides_of_an_edge_fall_to_the_lowest_ids(name) -> None:
     """Two shares of 120: tokens 119 and 120 are equal, and so is 20, or the share below has none."""
     kinds = [{"temperature": 0.0}, {"top_k": 1}, *[{"top_k": 2}] * 4]
@@ -146,13 +146,13 @@ def test_equals_on_both_sides_of_an_edge_fall_to_the_lowest_ids(name) -> None:
     logits = torch.empty((len(kinds), 240), dtype=torch.bfloat16, device=DEVICE)
     for equals in ([119, 120, 239], [20, 119, 120], [120, 121, 122]):
         logits.fill_(-torch.inf)[:, equals] = 4.0
-        tokens = _shared(DOORS[name], logits, rows, _edges(240, 2))
+        tokens = _shared(BACKENDS[name], logits, rows, _edges(240, 2))
         assert tokens[:2] == equals[:1] * 2
         assert set(tokens[2:]) <= set(equals[:2])
-    assert _shared(DOORS[name], logits.fill_(-torch.inf), rows, _edges(240, 2)) == [0] * len(kinds)
+    assert _shared(BACKENDS[name], logits.fill_(-torch.inf), rows, _edges(240, 2)) == [0] * len(kinds)
 
 
-def test_the_twin_draws_what_sorting_the_whole_row_draws() -> None:
+def test_the_reference_draws_what_sorting_the_whole_row_draws() -> None:
     """The exact path over the same softcapped logits, bit for bit: neither path changes what a seed says."""
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
@@ -160,5 +160,5 @@ def test_the_twin_draws_what_sorting_the_whole_row_draws() -> None:
     rows, logits = _rows(kinds, 700), _hard_logits(rng, len(kinds), 700)
     parameters = rows.columns.draw_parameters(rows.slots, rows.positions)
     exact = draw_tokens(softcapped(logits, CAP), parameters, random=True, min_p=True, truncated=True).tolist()
-    assert _whole(DOORS["twin"], logits, rows) == exact, f"seed {seed}"
-    assert _shared(DOORS["twin"], logits, rows, _edges(700, 4)) == exact, f"seed {seed}"
+    assert _whole(BACKENDS["reference"], logits, rows) == exact, f"seed {seed}"
+    assert _shared(BACKENDS["reference"], logits, rows, _edges(700, 4)) == exact, f"seed {seed}"

@@ -6,13 +6,13 @@ import time
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, hopper_door, layout
+from attention_cases import Chunk, chunk_step, hopper_kernels, layout
 from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 
 WIDTH = 256
 
@@ -32,21 +32,21 @@ class Step:
         self.case = case = PagedCase("sliding", heads, WIDTH, fmt, False, contexts, window, device="cuda", seed=seed)
         self.chunks, self.group, self.decodes = chunks, group, decodes
         self.rows, tokens = layout(case), sum(chunk.length for chunk in chunks)
-        self.door = hopper_door(self.rows, Operation.CHUNK_ATTENTION, query_heads=heads * group)
+        self.kernels = hopper_kernels(self.rows, Operation.CHUNK_ATTENTION, query_heads=heads * group)
         self.k, k, k_scale = self.encoded(tokens, WIDTH**-0.5)
         self.v, v, v_scale = self.encoded(tokens, 1.0)
         self.fresh = k, v, k_scale, v_scale
         words = 0 if fmt == "none" else 2 * (len(k) + len(chunks) * (window - 1)) * heads * WIDTH
         self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda")
         self.q = case.random(len(self.fresh[0]), heads * group, WIDTH, scale=2.0)
-        inputs = chunk_step(case, chunks, group=group, block_rows=self.door.chunk_rows)
+        inputs = chunk_step(case, chunks, group=group, block_rows=self.kernels.chunk_rows)
         assert inputs.chunks is not None
         inputs.chunks.rows.add_(decodes)
         self.inputs = inputs
 
     def encoded(self, tokens: int, size: float) -> tuple[Tensor, Tensor, Tensor]:
         """Rows as decoded (float64), and in a step buffer with NaN around them, with their scales."""
-        case, dtype = self.case, doors.element_dtype(self.rows)
+        case, dtype = self.case, launches.element_dtype(self.rows)
         shape = case.heads, WIDTH
         values, scale = case.encode(case.random(tokens, *shape, scale=size))
         buffer = torch.full((self.decodes + tokens + 3, *shape), -1, dtype=torch.int8, device="cuda")
@@ -61,7 +61,7 @@ class Step:
     def attended(self) -> Tensor:
         output = torch.full_like(self.q, torch.nan)
         self.scratch.fill_(torch.nan)
-        self.door.chunk(
+        self.kernels.chunk(
             self.q, output, self.inputs, rows=self.rows, table=self.case.table, arena=self.case.arena,
             fresh=self.fresh, scratch=self.scratch,
         )  # fmt: skip

@@ -9,14 +9,14 @@ import emulated_kernel
 import emulated_sliding_decode
 import pytest
 import torch
-from attention_cases import decode_step, hopper_door, layout, padded_decodes
+from attention_cases import decode_step, hopper_kernels, layout, padded_decodes
 from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels.attention import triton_launches as doors
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.hopper.sliding_decode_sm90 import DecodeKernel
 from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 from modelserve_worker.kernels.step import Step
@@ -67,10 +67,12 @@ def test_the_emulated_kernel_equals_float64_attention(
 def attended(case: PagedCase, q: Tensor, step: Step, *, most: int = 100) -> Tensor:
     """`most`: segments that the kernel of few rows takes."""
     rows, output = layout(case), torch.full_like(q, torch.nan)
-    choices = hopper_door(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1]).choices
+    choices = hopper_kernels(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1]).choices
     few, many = (each for each in choices if each.operation is Operation.DECODE_ATTENTION)
-    door = AttentionDoor([dataclasses.replace(few, most_rows=most), many])
-    door.decode(q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda"))
+    kernels = AttentionKernels([dataclasses.replace(few, most_rows=most), many])
+    kernels.decode(
+        q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda")
+    )
     return output
 
 
@@ -144,7 +146,7 @@ class Layers:
         for weight in self.weights:
             projected = dense_rows(x, weight)
             q = torch.empty(len(x), heads, WIDTH, dtype=torch.bfloat16, device="cuda")
-            doors.prepare(
+            launches.prepare(
                 projected, q, self.step, rows=rows, table=case.table, arena=case.arena, q_weight=self.q_weight,
                 k_weight=self.k_weight, rotation=self.rotation, fresh=None, eps=EPS,
             )  # fmt: skip
@@ -185,8 +187,8 @@ def test_rows_of_a_chunk_that_this_step_stored_are_read_after_they_are_there() -
     pages = {"rows": rows, "table": case.table, "arena": case.arena}
 
     def run() -> Tensor:
-        doors.commit((k, v, scales, scales), stored, **pages)
-        doors.prepare(
+        launches.commit((k, v, scales, scales), stored, **pages)
+        launches.prepare(
             projected,
             q,
             step,

@@ -13,7 +13,7 @@ from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import AttentionTile
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPUTE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -39,7 +39,7 @@ def spans_of(chunk: Chunk, random: Random) -> list[int]:
 
 
 class Attended:
-    """Chunks over pages of earlier rows and buffers of the step's, through the door."""
+    """Chunks over pages of earlier rows and buffers of the step's, through the launches."""
 
     def __init__(self, chunks: list[Chunk], *, fmt: str, window: int, group: int, seed: int, width: int = 64) -> None:
         old = [0] * (1 + max(c.slot for c in chunks))
@@ -61,7 +61,7 @@ class Attended:
     def output(self, last_keys: list[int] | None) -> Tensor:
         step = chunk_step(self.case, self.chunks, group=self.group, block_rows=32, last_keys=last_keys)
         output = torch.full_like(self.q, torch.nan)
-        doors.chunk_attention(
+        launches.chunk_attention(
             self.q, output, step, rows=layout(self.case), table=self.case.table, arena=self.case.arena,
             tile=AttentionTile(32, 32, 4, 2), fresh=self.fresh,
         )  # fmt: skip
@@ -113,7 +113,7 @@ def test_text_has_no_last_keys_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel for both, and None, by which text's is compiled as if there were no spans."""
     launched = []
     monkeypatch.setattr(
-        doors, "launch",
+        launches, "launch",
         lambda kernel, grid, *arguments, **constants: launched.append((kernel.__name__, arguments[-1] is None)),
     )  # fmt: skip
     attended = Attended([Chunk(0, 40, 60)], fmt="none", window=33, group=2, seed=9)

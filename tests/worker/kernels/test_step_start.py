@@ -1,4 +1,4 @@
-"""A step's tokens and rotations by kernel, against the plain twins."""
+"""A step's tokens and rotations by kernel, against the plain references."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from modelserve_worker.kernels.step import Draws
-from modelserve_worker.kernels.step_start import PlainStepDoors
+from modelserve_worker.kernels.step_start import PlainStep
 from modelserve_worker.kernels.step_start_triton import TritonStep
 
 
@@ -26,8 +26,8 @@ def test_tokens_in_flight_come_from_the_slots_and_others_stay(rows: int, columns
     ]
     buffer = torch.cat((ids.new_zeros(1), ids))  # as part of a buffer, not aligned to 16 bytes
     before = known.clone()
-    for doors, given in ((TritonStep(), buffer[1:]), (PlainStepDoors(), ids)):
-        assert doors.tokens(given, slots, known).data_ptr() == given.data_ptr(), "in place"
+    for backend, given in ((TritonStep(), buffer[1:]), (PlainStep(), ids)):
+        assert backend.tokens(given, slots, known).data_ptr() == given.data_ptr(), "in place"
         assert given.tolist() == expected
     assert buffer[0] == 0
     assert torch.equal(known, before)
@@ -52,10 +52,10 @@ def test_tokens_count_while_the_drafts_before_them_are_right(segments: int, colu
         expected.append(count)
         last[slot] = max(0, sampled[first + count - 1])
     draws = Draws(*(torch.from_numpy(each.astype(np.int32)).to(device) for each in (slots, firsts, lengths, rows)))
-    for doors in (TritonStep(), PlainStepDoors()):
+    for backend in (TritonStep(), PlainStep()):
         known = torch.full((256, columns), 1000, dtype=torch.int32, device=device)
         at, positions = torch.full((256,), -5, dtype=torch.int32, device=device), 3 * torch.arange(len(fed)).int()
-        counts = doors.accept(
+        counts = backend.accept(
             torch.from_numpy(sampled).to(device), torch.from_numpy(fed.astype(np.int32)).to(device),
             positions.to(device), draws, known, at,
         )  # fmt: skip
@@ -80,19 +80,19 @@ def test_what_was_placed_where_all_drafts_are_right_goes_to_where_they_were(arra
         [v + int(moved[s]) if s >= 0 else v for v, s in zip(values.tolist(), slots.tolist(), strict=True)]
         for values, slots in placed
     ]
-    for doors in (TritonStep(), PlainStepDoors()):
+    for backend in (TritonStep(), PlainStep()):
         given = [(values.clone().to(device), slots.to(device)) for values, slots in placed]
-        doors.settle(given, assumed.int().to(device), at.to(device))
+        backend.settle(given, assumed.int().to(device), at.to(device))
         assert [values.tolist() for values, _ in given] == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("pairs", [(128, 256), (8, 24)])
-def test_rotations_equal_the_plain_twin(pairs: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+def test_rotations_equal_the_plain_reference(pairs: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     positions = torch.tensor([0, 1, -1, 511, 32_767, 131_071], dtype=dtype, device=device)
     tables = [(1e4 ** -(torch.arange(count) / count)).to(device) for count in pairs]
     tables[1][pairs[1] // 4 :] = 0.0  # pairs that do not turn
-    actual, plain = (doors.rotations(positions, *tables) for doors in (TritonStep(), PlainStepDoors()))
+    actual, plain = (backend.rotations(positions, *tables) for backend in (TritonStep(), PlainStep()))
     for (cos, sin), (plain_cos, plain_sin), count in zip(actual, plain, pairs, strict=True):
         assert cos.shape == sin.shape == (6, count)
         torch.testing.assert_close(cos, plain_cos, rtol=0, atol=1e-6)

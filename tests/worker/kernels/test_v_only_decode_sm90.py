@@ -8,14 +8,23 @@ import emulated_global_decode
 import emulated_kernel
 import pytest
 import torch
-from attention_cases import decode_step, derived_keys, folded, hopper_door, key_weight, layout, padded_decodes, rotation
+from attention_cases import (
+    decode_step,
+    derived_keys,
+    folded,
+    hopper_kernels,
+    key_weight,
+    layout,
+    padded_decodes,
+    rotation,
+)
 from hopper import captured, on_hopper, point_decodes
 from launch_order import one_after_the_other
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels.attention import triton_launches as doors
+from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.hopper import v_only_decode_sm90
 from modelserve_worker.kernels.step import Step
 
@@ -65,9 +74,11 @@ def test_the_emulated_kernel_equals_float64_attention(tmp_path: Path, beside: bo
 
 def attended(case: Case, q: Tensor, step: Step) -> Tensor:
     rows, output = layout(case.paged), torch.full_like(q, torch.nan)
-    door = hopper_door(rows, Operation.DECODE_ATTENTION, query_heads=case.heads)
-    workspace = torch.full((len(q) * doors.decode_workspace(rows, query_heads=case.heads),), torch.nan, device="cuda")
-    door.decode(
+    kernels = hopper_kernels(rows, Operation.DECODE_ATTENTION, query_heads=case.heads)
+    workspace = torch.full(
+        (len(q) * launches.decode_workspace(rows, query_heads=case.heads),), torch.nan, device="cuda"
+    )
+    kernels.decode(
         folded(q, case.weight, PAIRS), output, step, rows=rows, table=case.paged.table, arena=case.paged.arena,
         workspace=workspace, key_weight=case.weight, rotation=case.rotation,
     )  # fmt: skip

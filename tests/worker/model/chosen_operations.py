@@ -23,7 +23,7 @@ def product(multiply: Callable[..., Tensor] | None, *, most_rows: int | None = N
 
 
 class ChosenOperations(Operations):
-    """Plain PyTorch's, but for the doors that are given by name, and for products and grouped products by format."""
+    """Plain PyTorch's, but for backends that are given by name, and for products and grouped products by format."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class ChosenOperations(Operations):
         table: KernelTable = NO_KERNELS,
         products: dict[StoredType, tuple[Product, ...]] | None = None,
         grouped: dict[StoredType, tuple[Product, ...]] | None = None,
-        **doors: Any,
+        **backends: Any,
     ) -> None:
         super().__init__(table, CPU)
-        self.__dict__.update(doors)
+        self.__dict__.update(backends)
         self._chosen, self._chosen_grouped = products or {}, grouped or {}
 
     def products(

@@ -46,7 +46,7 @@ def _dense(cases: list[Case], parallel: TensorParallel) -> list[Tensor]:
 
 
 def logits_of_kept_rows(cases: list[Case], *, size: int, scratch: Path) -> list[list[Tensor]]:
-    """The same where sums go by rows, through a plain twin of `PeerRows`."""
+    """The same where sums go by rows, through a plain reference of `PeerRows`."""
     return on_every_rank(partial(_by_rows, cases), size=size, scratch=scratch)
 
 

@@ -44,7 +44,7 @@ def test_a_model_is_refused_for_one_of_its_products(model, which) -> None:
     if which == "head":
         model._head = products
     elif which == "router":
-        layer.moe.router.doors = NeighbourlyExperts()
+        layer.moe.router.backend = NeighbourlyExperts()
     else:
         (layer.moe.experts.down if which == "expert" else layer.mlp.gate_up.matrix).products = products
     with pytest.raises(InvalidInput, match=r"profile exact: .* other bits"):

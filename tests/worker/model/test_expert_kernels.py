@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer whose doors are kernels says what it says in plain PyTorch, few rows and many."""
+"""A mixture-of-experts layer whose backend is kernels says what it says in plain PyTorch, few rows and many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.backends.resolve import EXPERT_FEW_ROWS
-from modelserve_worker.kernels.experts.experts import ExpertDoors, PlainExperts
+from modelserve_worker.kernels.experts.experts import ExpertBackend, PlainExperts
 from modelserve_worker.kernels.experts.experts_triton import TILES, TritonExperts
 from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.moe import MixtureOfExperts
@@ -27,9 +27,9 @@ class TwoRanksOfTheSameShare(TensorParallel):
         return 2 * x
 
 
-def mixture(architecture: ModelArchitecture, doors: ExpertDoors, parallel: TensorParallel) -> MixtureOfExperts:
-    few_rows = EXPERT_FEW_ROWS if isinstance(doors, TritonExperts) else 0
-    operations = ChosenOperations(experts=doors, few_expert_rows=few_rows)
+def mixture(architecture: ModelArchitecture, backend: ExpertBackend, parallel: TensorParallel) -> MixtureOfExperts:
+    few_rows = EXPERT_FEW_ROWS if isinstance(backend, TritonExperts) else 0
+    operations = ChosenOperations(experts=backend, few_expert_rows=few_rows)
     layer = MixtureOfExperts(architecture, Placement(CPU, BF16, parallel, operations=operations))
     generator = torch.Generator().manual_seed(5)
     for parameter in layer.parameters():
@@ -45,12 +45,12 @@ def test_kernels_and_plain_pytorch_say_the_same_of_a_layer(
     rows: int, ranks: int, architecture: ModelArchitecture
 ) -> None:
     parallel = TwoRanksOfTheSameShare(rank=0, size=ranks) if ranks > 1 else TensorParallel()
-    plain, kernels = (mixture(architecture, doors, parallel) for doors in (PlainExperts(), TritonExperts(CPU)))
+    plain, kernels = (mixture(architecture, backend, parallel) for backend in (PlainExperts(), TritonExperts(CPU)))
     x, dense = torch.randn((2, rows, architecture.hidden_size)).to(BF16)
     norm = RMSNorm(architecture.hidden_size, Placement(CPU, BF16), eps=1e-6)
     norm.weight.fill_(1.5)
     num_rows = torch.tensor([max(1, rows - 2)], dtype=torch.int32)
-    (twin, twin_normed), (summed, normed) = (
+    (reference, reference_normed), (summed, normed) = (
         layer(
             x.clone(),
             x,
@@ -62,7 +62,7 @@ def test_kernels_and_plain_pytorch_say_the_same_of_a_layer(
         )
         for layer in (plain, kernels)
     )
-    for ours, theirs in ((summed, twin), (normed, twin_normed)):
+    for ours, theirs in ((summed, reference), (normed, reference_normed)):
         assert float((ours.double() - theirs.double()).norm() / theirs.double().norm()) < 1e-2
 
 

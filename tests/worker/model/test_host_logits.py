@@ -70,7 +70,7 @@ def test_the_audit_sees_pages_that_come_back_in_another_order(
     def mixed(target: PoolTarget, source: object) -> object:
         arrival = honest(target, source)  # type: ignore[arg-type]
         if arrival is not None:
-            arrival.way.reverse()
+            arrival.path.reverse()
         return arrival
 
     monkeypatch.setattr(PoolTarget, "receive", mixed)

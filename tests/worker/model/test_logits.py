@@ -48,7 +48,7 @@ def test_logits_through_the_kernels_equal_the_reference(variant: str, checkpoint
 
     directory, ids = checkpoint(variant), random_tokens(WINDOW + 1, seed=7)
     model = load_checkpoint(directory, operations=ChosenOperations(elementwise=TritonElementwise()))
-    assert isinstance(model.doors, TritonElementwise)
+    assert isinstance(model.elementwise, TritonElementwise)
     with np.errstate(over="ignore"):  # exp overflows to infinity, as on a GPU
         logits = dense_logits(model, ids)
     assert difference(logits, reference_logits(directory, ids)) <= TOLERANCE

@@ -175,7 +175,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "server.http.authentication:_read", "ValueError"): (1, _FILES),
     (_WORKER + "server.flags:FlagParser.error", "InvalidInput"): (1, _HAND),
     (_WORKER + "server.flags:_document", "InvalidInput"): (2, _HAND),
-    (_WORKER + "server.flags:door_settings", "InvalidInput"): (1, _HAND),
+    (_WORKER + "server.flags:server_settings", "InvalidInput"): (1, _HAND),
     (_WORKER + "server.flags:engine_args", "InvalidInput"): (3, _HAND),
     (_WORKER + "text.chat_template:ChatTemplate.__init__", "InvalidInput"): (1, _FILES),
     (_WORKER + "text.chat_template:_raise_exception", "ChatTemplateError"): (1, _REQUEST),

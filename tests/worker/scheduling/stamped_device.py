@@ -73,7 +73,7 @@ class Slot:
 
     request_id: str
     text: list[int]  # what its tokens up to each position are, as numbers of texts
-    sampled: int  # tokens of all stays
+    sampled: int  # tokens since its first admission
     next_position: int | None = None  # known from its first share on
     last_token: int = IN_FLIGHT
     drafts: list[int] = field(default_factory=list)  # what is proposed to follow the last token

@@ -73,7 +73,7 @@ def test_the_next_step_is_scheduled_before_the_answer_of_the_last() -> None:
     share = second["a"]
     assert (share.start, share.token_ids, share.output_count) == (3, (IN_FLIGHT,), 1)
     assert first["a"].admitted is not None
-    assert share.admitted is None, "a request is sent once per stay"
+    assert share.admitted is None, "a request is sent once per admission"
     target.answer(first)
     third = target.schedule()
     assert third["a"].token_ids == (IN_FLIGHT,)

@@ -25,7 +25,7 @@ from modelserve_worker.request import FinishReason, Request, RequestOutput, Toke
 from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.http.connections import Connection, Connections
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
@@ -170,7 +170,7 @@ class LiveServer:
 
 
 @contextmanager
-def serve(state: ServerState, engine: EchoEngine, settings: DoorSettings | None = None) -> Iterator[LiveServer]:
+def serve(state: ServerState, engine: EchoEngine, settings: ServerSettings | None = None) -> Iterator[LiveServer]:
     metrics = WorkerMetrics(state.model.name)
     metrics.observe_engine(engine.stats, cache_config={"block_size": "64", "num_gpu_blocks": "10"})
     listener = socket.create_server(("127.0.0.1", 0))

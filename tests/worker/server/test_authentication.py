@@ -14,7 +14,7 @@ import pytest
 from modelserve.errors import InvalidInput
 from modelserve_worker.server.http import authentication
 from modelserve_worker.server.http.authentication import OPEN_PATHS, ApiKeys
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServerState
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
@@ -33,7 +33,7 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def guarded(serve_with: Any, served_model: Any, echo_engine: Any, key_file: Path) -> Iterator[Any]:
     state = ServerState(served_model)
     state.mark_ready(echo_engine)
-    settings = DoorSettings(api_keys=("third-key",), api_key_file=key_file, allowed_origins=(ORIGIN,))
+    settings = ServerSettings(api_keys=("third-key",), api_key_file=key_file, allowed_origins=(ORIGIN,))
     with serve_with(state, echo_engine, settings) as live:
         yield live
 

@@ -12,7 +12,7 @@ from modelserve_tools.tiny.__main__ import chat_template
 from modelserve_tools.tiny.tokenizer_files import write_tokenizer
 from modelserve_worker.server.answers.preparation import chat_sequences
 from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
@@ -80,7 +80,7 @@ def test_keys_are_tenants_unless_they_share(
 ) -> None:
     state = ServerState(served_model)
     state.mark_ready(echo_engine)
-    with serve_with(state, echo_engine, DoorSettings(api_keys=("one", "two"), share_prefixes=shared)) as live:
+    with serve_with(state, echo_engine, ServerSettings(api_keys=("one", "two"), share_prefixes=shared)) as live:
         for key in ("one", "two", "one"):
             headers = {"Authorization": f"Bearer {key}"}
             body = {"model": "tiny", "prompt": "once"}

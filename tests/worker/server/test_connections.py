@@ -20,7 +20,7 @@ from modelserve_worker.server.app import create_app
 from modelserve_worker.server.http.bounded_log import BoundedLog
 from modelserve_worker.server.http.connections import Connections, most_connections
 from modelserve_worker.server.lifecycle import bind, run_server
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServedModel, ServerState
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
@@ -30,7 +30,7 @@ ENDLESS = {"model": "tiny", "prompt": "a", "max_tokens": 400, "ignore_eos": True
 class _Server:
     """run_server over an engine that is ready."""
 
-    def __init__(self, served_model: ServedModel, engine: Any, settings: DoorSettings) -> None:
+    def __init__(self, served_model: ServedModel, engine: Any, settings: ServerSettings) -> None:
         self.state = ServerState(served_model)
         self._engine = engine
         listener = bind("127.0.0.1", 0)
@@ -65,7 +65,7 @@ class _Server:
 
 
 @pytest.fixture
-async def running(served_model: ServedModel, echo_engine: Any, settings: DoorSettings) -> AsyncIterator[_Server]:
+async def running(served_model: ServedModel, echo_engine: Any, settings: ServerSettings) -> AsyncIterator[_Server]:
     server = _Server(served_model, echo_engine, settings)
     async with httpx.AsyncClient() as client:
         while (await client.get(f"{server.url}/ready")).status_code != 200:
@@ -74,7 +74,7 @@ async def running(served_model: ServedModel, echo_engine: Any, settings: DoorSet
     await server.stop()
 
 
-@pytest.mark.parametrize("settings", [DoorSettings(max_connections=40)])
+@pytest.mark.parametrize("settings", [ServerSettings(max_connections=40)])
 async def test_half_open_sockets_make_room(
     running: _Server, echo_engine: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,7 +96,7 @@ async def test_half_open_sockets_make_room(
     assert len(caplog.records) < 100
 
 
-@pytest.mark.parametrize("settings", [DoorSettings(max_connections=1)])
+@pytest.mark.parametrize("settings", [ServerSettings(max_connections=1)])
 async def test_where_all_are_answered_a_new_one_is_turned_away(running: _Server, echo_engine: Any) -> None:
     echo_engine.step_seconds = 0.005
     async with (
@@ -112,7 +112,7 @@ async def test_where_all_are_answered_a_new_one_is_turned_away(running: _Server,
         assert "[DONE]" in [line async for line in lines if line][-1]
 
 
-@pytest.mark.parametrize("settings", [DoorSettings(header_seconds=0.5, body_gap_seconds=0.5)])
+@pytest.mark.parametrize("settings", [ServerSettings(header_seconds=0.5, body_gap_seconds=0.5)])
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", HEAD.replace(b"900", b"99999999")])
 async def test_a_request_that_does_not_arrive_is_not_waited_for(running: _Server, sent: bytes) -> None:
     with await running.connect(sent) as connection:
@@ -125,7 +125,7 @@ async def test_a_request_that_does_not_arrive_is_not_waited_for(running: _Server
         assert (await client.get("/health")).status_code == 200, "a kept connection may be idle for longer"
 
 
-@pytest.mark.parametrize("settings", [DoorSettings()])
+@pytest.mark.parametrize("settings", [ServerSettings()])
 async def test_the_end_does_not_wait_for_half_of_a_body(running: _Server, echo_engine: Any) -> None:
     """And a stream that was running is told to its end."""
     echo_engine.step_seconds = 0.005
@@ -143,7 +143,7 @@ async def test_the_end_does_not_wait_for_half_of_a_body(running: _Server, echo_e
         assert answer.startswith(b"HTTP/1.1 503 ")
 
 
-@pytest.mark.parametrize("settings", [DoorSettings(write_seconds=0.3)])
+@pytest.mark.parametrize("settings", [ServerSettings(write_seconds=0.3)])
 async def test_a_client_that_reads_nothing_is_given_up(running: _Server, echo_engine: Any) -> None:
     """And one that reads slowly is not; neither holds up the other."""
     echo_engine.step_seconds = 0.002

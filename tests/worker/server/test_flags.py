@@ -11,12 +11,12 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve_worker.server.flags import (
     FlagParser,
-    add_door_flags,
     add_engine_flags,
-    door_settings,
+    add_server_flags,
     engine_args,
+    server_settings,
 )
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 
 
 def _args(*arguments: str) -> EngineArgs:
@@ -86,11 +86,11 @@ def test_wrong_command_lines_are_input_errors(arguments: list[str]) -> None:
         _args(*arguments)
 
 
-def test_the_door_has_flags_of_its_own(tmp_path: Path) -> None:
+def test_the_server_has_flags_of_its_own(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("a-key\n")
     parser = FlagParser(prog="x")
-    add_door_flags(parser)
+    add_server_flags(parser)
     given = [
         "--api-key",
         "a",
@@ -102,14 +102,14 @@ def test_the_door_has_flags_of_its_own(tmp_path: Path) -> None:
         "--allowed-origin",
         "https://a",
     ]
-    settings = door_settings(vars(parser.parse_args(given)), {"MODELSERVE_API_KEY_FILE": str(keys)})
+    settings = server_settings(vars(parser.parse_args(given)), {"MODELSERVE_API_KEY_FILE": str(keys)})
     assert (settings.api_keys, settings.api_key_file, settings.strict_fields) == (("a", "b"), keys, True)
     assert (settings.access_log, settings.allowed_origins) == ("json", ("https://a",))
-    assert door_settings({}, {}) == DoorSettings()
+    assert server_settings({}, {}) == ServerSettings()
     for flags, environment, message in (
         ({"access_log": "xml"}, {}, "access_log: Input should be 'text', 'json' or 'off', not 'xml'"),
         ({"body_seconds": "0"}, {}, "body_seconds: Input should be greater than 0, not '0'"),
         ({}, {"MODELSERVE_API_KEY_FILE": str(tmp_path / "nowhere")}, "No such file"),
     ):
         with pytest.raises(InvalidInput, match=re.escape(message)):
-            door_settings(flags, environment)
+            server_settings(flags, environment)

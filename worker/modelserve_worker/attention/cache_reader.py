@@ -1,4 +1,4 @@
-"""Reading a target's stored rows in plain PyTorch, for layers that have queries only: the kernels' twin."""
+"""Reading a target's stored rows in plain PyTorch, for layers that have queries only: the kernels' reference."""
 
 from __future__ import annotations
 

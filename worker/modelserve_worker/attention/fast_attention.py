@@ -15,7 +15,7 @@ from modelserve_worker.attention.table_audit import TableAudit
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.kernels.attention import triton_launches as kernels
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.attention import Attention
@@ -53,13 +53,13 @@ class KernelAttention:
         self.use(cache)
         assert table.capability is not None
         self._capability = table.capability
-        self._doors: dict[LayerKind, AttentionDoor] = {}
-        self._readers: dict[tuple[LayerKind, int], AttentionDoor] = {}
+        self._bound: dict[LayerKind, AttentionKernels] = {}
+        self._readers: dict[tuple[LayerKind, int], AttentionKernels] = {}
         heads = architecture.num_attention_heads // model.parallel.size
         tokens, most = dict.fromkeys(LayerKind, 1), 0
         for kind, rows in self._layouts.items():
-            self._doors[kind] = AttentionDoor.of(table, kind)
-            tokens[kind] = max(1, self._doors[kind].chunk_rows // (heads // rows.heads))
+            self._bound[kind] = AttentionKernels.of(table, kind)
+            tokens[kind] = max(1, self._bound[kind].chunk_rows // (heads // rows.heads))
             most = max(most, kernels.decode_workspace(rows, query_heads=heads))
         keys = expansion_keys(max_model_len)
         self.blocks = QueryBlocks(tokens[LayerKind.GLOBAL], tokens[LayerKind.SLIDING], keys)
@@ -74,7 +74,7 @@ class KernelAttention:
             )
             if rows.v_only:
                 self._rotation = kernels.tile_rotation(
-                    self._frequencies, pairs=self._pairs, keys=self._doors[LayerKind.GLOBAL].decode_keys,
+                    self._frequencies, pairs=self._pairs, keys=self._bound[LayerKind.GLOBAL].decode_keys,
                     longest=max_model_len, dtype=rows.dtype,
                 )  # fmt: skip
 
@@ -106,7 +106,7 @@ class KernelAttention:
         layer, producer = attention.layer, self._producer[attention.layer]
         rows, own = self._rows[producer], layer == producer
         table, arena = self._tables.device[rows.kind], self._cache.arena
-        door, tokens, width = self._doors[rows.kind], projected.shape[0], attention.head_dim
+        bound, tokens, width = self._bound[rows.kind], projected.shape[0], attention.head_dim
         q = torch.empty((tokens, attention.q_heads, width), dtype=projected.dtype, device=projected.device)
         if own and rows.entries and step.chunks is not None:
             self._waiting[layer] = self._step_rows(rows, tokens)
@@ -128,12 +128,12 @@ class KernelAttention:
         output = torch.empty_like(q)
         beside = False
         if step.chunks is not None:  # first, since decodes may run beside them
-            beside = door.chunk(
+            beside = bound.chunk(
                 q, output, step, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
                 inverse_frequencies=self._frequencies, pairs=self._pairs, **pages,
             )  # fmt: skip
         if step.decode is not None:
-            door.decode(
+            bound.decode(
                 q, output, step, workspace=self._workspace, key_weight=key_weight, rotation=self._rotation,
                 beside=beside, **pages,
             )  # fmt: skip
@@ -172,11 +172,11 @@ class KernelAttention:
         )
         return output.flatten(1)
 
-    def _reader(self, rows: LayerRows, query_heads: int) -> AttentionDoor:
+    def _reader(self, rows: LayerRows, query_heads: int) -> AttentionKernels:
         """For queries of another model over rows of this one."""
         found = self._readers.get((rows.kind, query_heads))
         if found is None:
-            found = AttentionDoor.over(rows, capability=self._capability, query_heads=query_heads, pairs=self._pairs)
+            found = AttentionKernels.over(rows, capability=self._capability, query_heads=query_heads, pairs=self._pairs)
             self._readers[rows.kind, query_heads] = found
         return found
 

@@ -1,4 +1,4 @@
-"""Attention of one step through the paged cache, in plain PyTorch: correct on the CPU and on a GPU, the kernels' twin.
+"""Attention of one step through the paged cache, in plain PyTorch: correct on any device, the kernels' reference.
 
 Global layers write the step's rows first, then read pages. Sliding layers read the old window from pages and the step's
 own rows from the projections, and write the rows that outlive the step after the last layer that reads them: the page
@@ -63,7 +63,7 @@ class PagedAttention:
     def attend(
         self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
     ) -> Tensor:
-        """The AttentionBackend's door. Raises AssertionError in debug mode when a query read a row that it may not."""
+        """As of AttentionBackend. Raises AssertionError in debug mode when a query read a row that it may not."""
         q, k, v = attention.heads(projected, rotation)
         return self.attend_heads(attention.layer, q, k, v, narrowed).flatten(1)
 

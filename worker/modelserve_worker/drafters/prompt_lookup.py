@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, ReaderOf
-from modelserve_worker.kernels.sampling.prompt_lookup import LookupDoor, PlainLookup
+from modelserve_worker.kernels.sampling.prompt_lookup import LookupBackend, PlainLookup
 from modelserve_worker.step.staging import pinned
 
 
@@ -30,11 +30,11 @@ class PromptLookup(Drafter):
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
-        door: LookupDoor | None = None,
+        backend: LookupBackend | None = None,
     ) -> None:
-        """`door` left out: plain PyTorch's."""
+        """`backend` left out: plain PyTorch's."""
         self.num_tokens = num_tokens
-        self._door = door or PlainLookup()
+        self._backend = backend or PlainLookup()
         self._history = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         self._host = np.zeros((2, max_num_seqs), dtype=np.int32)  # tokens of the prompt, and of the prediction
         self._lengths = torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device)
@@ -54,16 +54,16 @@ class PromptLookup(Drafter):
             self._host[:, request.slot] = prompt, len(predicted)
             if len(predicted):
                 row[len(row) - len(predicted) :].copy_(self._sent(predicted), non_blocking=True)
-            # Over it: an answer of an earlier stay may have grown into its prediction.
+            # Over it: an answer from before a preemption may have grown into its prediction.
             known = np.array([*request.prompt_token_ids, *request.output_token_ids], dtype=np.int32)[: len(row)]
             row[: len(known)].copy_(self._sent(known), non_blocking=True)
         self._lengths.copy_(self._sent(self._host.copy()), non_blocking=True)
 
     def propose(self, accepted: Accepted, asked: int) -> Proposal:  # noqa: ARG002 - three kernels
         slots, positions = accepted.slots, accepted.positions
-        self._door.remember(self._history, slots, accepted.sampled, accepted.firsts, accepted.counts, positions)
+        self._backend.remember(self._history, slots, accepted.sampled, accepted.firsts, accepted.counts, positions)
         prompts, predicted = self._lengths
-        return Proposal(*self._door.look_up(self._history, slots, positions, prompts, predicted, self.num_tokens))
+        return Proposal(*self._backend.look_up(self._history, slots, positions, prompts, predicted, self.num_tokens))
 
     def _sent(self, values: NDArray[np.int32]) -> Tensor:
         return pinned(torch.from_numpy(values), self._history.device)

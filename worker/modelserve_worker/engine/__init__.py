@@ -1,1 +1,1 @@
-"""The engine loop and its asynchronous door for the server. Torch-free."""
+"""The engine loop and its asynchronous client for the server. Torch-free."""

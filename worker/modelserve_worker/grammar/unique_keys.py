@@ -70,11 +70,11 @@ class UniqueKeys:
 
     def copy(self) -> UniqueKeys:
         """The same place in the document."""
-        twin = UniqueKeys(self._table)
-        twin._names = [set(names) if isinstance(names, set) else None for names in self._names]
-        twin._name_next, twin._is_name, twin._escaped = self._name_next, self._is_name, self._escaped
-        twin._text = None if self._text is None else bytearray(self._text)
-        return twin
+        copied = UniqueKeys(self._table)
+        copied._names = [set(names) if isinstance(names, set) else None for names in self._names]
+        copied._name_next, copied._is_name, copied._escaped = self._name_next, self._is_name, self._escaped
+        copied._text = None if self._text is None else bytearray(self._text)
+        return copied
 
     def push(self, token_id: int) -> None:
         """A sampled token. A control token ends what stood before the document."""

@@ -1,1 +1,1 @@
-"""Device kernels. Each has one plain PyTorch twin, which is the implementation wherever no faster one exists."""
+"""Device kernels. Each has one reference in plain PyTorch, which runs wherever no faster one exists."""

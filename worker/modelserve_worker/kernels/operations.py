@@ -18,14 +18,14 @@ from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.resolve import with_drafter
 from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
-from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors, ExactElementwise, PlainElementwise
-from modelserve_worker.kernels.experts.experts import ExactExperts, ExpertDoors, PlainExperts
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend, ExactElementwise, PlainElementwise
+from modelserve_worker.kernels.experts.experts import ExactExperts, ExpertBackend, PlainExperts
 from modelserve_worker.kernels.products.exact_products import PlainExactProducts
 from modelserve_worker.kernels.products.linear_tiles import SharedBuffers, exact_tile
 from modelserve_worker.kernels.products.row_blocks import PLAIN_PRODUCTS, ElementProducts
-from modelserve_worker.kernels.sampling.prompt_lookup import LookupDoor, PlainLookup
-from modelserve_worker.kernels.sampling.sampling import PlainSampling, SamplingDoor
-from modelserve_worker.kernels.step_start import PlainStepDoors, StepDoors
+from modelserve_worker.kernels.sampling.prompt_lookup import LookupBackend, PlainLookup
+from modelserve_worker.kernels.sampling.sampling import PlainSampling, SamplingBackend
+from modelserve_worker.kernels.step_start import PlainStep, StepBackend
 
 NO_KERNELS = KernelTable(capability=None, profile="fast", on_kernels=False, choices=())
 
@@ -70,8 +70,8 @@ class MatrixProducts:
 
 
 class Operations:
-    """Doors of elementwise arithmetic, of a step's ends, of sampling, of prompt lookup and of experts, and products by
-    matrices."""
+    """Backends of elementwise arithmetic, of a step's ends, of sampling, of prompt lookup and of experts, and products
+    by matrices."""
 
     def __init__(self, table: KernelTable, device: torch.device) -> None:
         self.table = table
@@ -103,7 +103,7 @@ class Operations:
         return TritonExactProducts() if self.exact else TritonGroupedProducts()
 
     @cached_property
-    def elementwise(self) -> ElementwiseDoors:
+    def elementwise(self) -> ElementwiseBackend:
         if not self._in_triton(Operation.RESIDUAL_NORM):
             return ExactElementwise() if self.exact else PlainElementwise()
         from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
@@ -111,15 +111,15 @@ class Operations:
         return TritonElementwise(exact=self.exact)
 
     @cached_property
-    def step(self) -> StepDoors:
+    def step(self) -> StepBackend:
         if not self._in_triton(Operation.TOKENS):
-            return PlainStepDoors()
+            return PlainStep()
         from modelserve_worker.kernels.step_start_triton import TritonStep
 
         return TritonStep()
 
     @cached_property
-    def sampling(self) -> SamplingDoor:
+    def sampling(self) -> SamplingBackend:
         if not self._in_triton(Operation.SAMPLE):
             return PlainSampling()
         from modelserve_worker.kernels.sampling.sampling_triton import TritonSampling
@@ -127,7 +127,7 @@ class Operations:
         return TritonSampling()
 
     @cached_property
-    def lookup(self) -> LookupDoor:
+    def lookup(self) -> LookupBackend:
         """Of requests' own tokens: kernels where those of a step's tokens are."""
         if not self._in_triton(Operation.TOKENS):
             return PlainLookup()
@@ -136,7 +136,7 @@ class Operations:
         return TritonLookup()
 
     @cached_property
-    def experts(self) -> ExpertDoors:
+    def experts(self) -> ExpertBackend:
         if not self._in_triton(Operation.ROUTE):
             return ExactExperts() if self.exact else PlainExperts()
         from modelserve_worker.kernels.experts.experts_triton import TritonExperts

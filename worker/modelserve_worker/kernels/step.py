@@ -2,7 +2,7 @@
 
 A segment is some consecutive positions of one request. Arrays lie at addresses that do not change, so that a captured
 graph finds the next step there; what a launch depends on, and the host alone knows, are plain numbers. All readers, the
-kernels, their plain twins and the sampler, take these types and know no scheduler.
+kernels, their plain references and the sampler, take these types and know no scheduler.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Step:
     # chunk; global layers are causal. None: each its own.
     last_keys: Tensor | None = None
     # int32 [slots]: where the host assumed a slot whose drafts in flight may not all be accepted, -1: it knows. None:
-    # there are no drafts. All positions are what they would be there, until `StepDoors.settle`.
+    # there are no drafts. All positions are what they would be there, until `StepBackend.settle`.
     assumed: Tensor | None = None
     draws: Draws | None = None
     # N rows that get a token; None: none does. `sampled_rows` None: they are the first of those with hidden states.

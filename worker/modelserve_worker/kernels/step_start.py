@@ -3,7 +3,7 @@
 Tokens that the last step sampled never leave the device: `slot_tokens` int32 [slots, 1 + k] has the last one of each
 slot and the k drafts that are proposed to follow it, `slot_positions` int32 [slots] the position of the last one. A
 step that is launched before it is known how many drafts of the one before are accepted assumes that all are; `settle`
-moves it back to where its requests are. The plain twins of the kernels behind the doors are here too.
+moves it back to where its requests are. Their references in plain PyTorch are here too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelserve_worker.kernels.step import Draws
 Rotation = tuple[Tensor, Tensor]  # cos and sin, float32 [T, P]
 
 
-class StepDoors(Protocol):
+class StepBackend(Protocol):
     """These operations on one kind of device. T is the number of rows of the step, N of those that get a token, S of
     the segments that these belong to."""
 
@@ -58,8 +58,8 @@ def cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> Rotation:
     return angles.cos(), angles.sin()
 
 
-class PlainStepDoors:
-    """The doors in plain PyTorch, on any device."""
+class PlainStep:
+    """The operations in plain PyTorch, on any device."""
 
     def tokens(self, ids: Tensor, slots: Tensor, slot_tokens: Tensor) -> Tensor:
         return ids.copy_(torch.where(ids < 0, slot_tokens[slots.clamp(min=0), (-1 - ids).clamp(min=0)], ids))

@@ -1,4 +1,4 @@
-"""Triton kernels of `step_start.StepDoors`: one launch each, where PyTorch would need four to eight."""
+"""Triton kernels of `step_start.StepBackend`: one launch each, where PyTorch would need four to eight."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -157,7 +157,7 @@ def rotations(
 
 
 class TritonStep:
-    """The doors on a CUDA device."""
+    """The operations on a CUDA device."""
 
     def tokens(self, ids: Tensor, slots: Tensor, slot_tokens: Tensor) -> Tensor:
         rows = ids.shape[0]

@@ -20,7 +20,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, width: int, placement: Placement, *, scale_of: int, what: str) -> None:
         super().__init__()
-        self.doors = placement.operations.elementwise
+        self.elementwise = placement.operations.elementwise
         self.parallel = placement.parallel
         self.shard = self.parallel.shard(vocab_size, what=what)
         self.scale = torch.tensor(scale_of**0.5).to(placement.dtype).item()
@@ -30,7 +30,7 @@ class VocabParallelEmbedding(nn.Module):
         """int32 or int64 [T] -> [T, width]. An id outside the vocabulary gives zeros."""
         # Ids of other ranks' rows lie outside this one's, and give zeros.
         local = input_ids - self.shard.start if self.shard.start else input_ids
-        return self.parallel.all_reduce(self.doors.embed(local, self.weight, scale=self.scale))
+        return self.parallel.all_reduce(self.elementwise.embed(local, self.weight, scale=self.scale))
 
 
 class OutputHead(nn.Module):
@@ -51,7 +51,7 @@ class PerLayerEmbedding(nn.Module):
 
     def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = placement.operations.elementwise
+        self.elementwise = placement.operations.elementwise
         self.layers = architecture.num_hidden_layers
         self.width = architecture.hidden_size_per_layer_input
         self.projection_scale = architecture.hidden_size**-0.5
@@ -66,7 +66,7 @@ class PerLayerEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
         """int32 or int64 [T] and scaled token embeddings [T, H] -> [T, layers, P]."""
-        return self.doors.per_layer_inputs(
+        return self.elementwise.per_layer_inputs(
             self.projection(embedded),
             self.table(input_ids),
             self.norm.weight,

@@ -14,11 +14,11 @@ class GatedMLP(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, placement: Placement, *, down_in_parts: bool) -> None:
         super().__init__()
-        self.doors = placement.operations.elementwise
+        self.elementwise = placement.operations.elementwise
         shard = placement.parallel.shard(intermediate_size, what="intermediate_size")
         self.gate_up = ColumnParallelLinear(TextLinear.GATE_UP, hidden_size, placement, shards=(shard, shard))
         self.down = RowParallelLinear(TextLinear.DOWN, hidden_size, placement, shard=shard, in_parts=down_in_parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(self.gate_up.matrix.gated(x, self.doors))
+        result: Tensor = self.down(self.gate_up.matrix.gated(x, self.elementwise))
         return result

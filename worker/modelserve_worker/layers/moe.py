@@ -29,7 +29,7 @@ class Router(nn.Module):
 
     def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = placement.operations.experts
+        self.backend = placement.operations.experts
         self.eps = architecture.rms_norm_eps
         self.top_k = architecture.top_k_experts
         experts, hidden = architecture.num_experts, architecture.hidden_size
@@ -46,7 +46,7 @@ class Router(nn.Module):
 
         Rows from `num_rows` (int32 [1], on the device) on only pad the step: they choose no expert.
         """
-        return self.doors.route(x, self.weights, norm.weight, eps=self.eps, num_rows=num_rows)
+        return self.backend.route(x, self.weights, norm.weight, eps=self.eps, num_rows=num_rows)
 
 
 class Experts(nn.Module):
@@ -60,7 +60,7 @@ class Experts(nn.Module):
     def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
         operations = placement.operations
-        self.doors, self.elementwise = operations.experts, operations.elementwise
+        self.backend, self.elementwise = operations.experts, operations.elementwise
         self.few_rows, self.branch_rows = operations.few_expert_rows, operations.branch_rows
         self.parallel = placement.parallel
         self.shard = self.parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
@@ -74,13 +74,13 @@ class Experts(nn.Module):
         shares = self._shares(x, choice)
         if self.parallel.size == 1:
             return shares
-        return self.parallel.all_reduce(self.doors.weighted_sum(shares))
+        return self.parallel.all_reduce(self.backend.weighted_sum(shares))
 
     def beside(self, x: Tensor, routed: Routed, mlp: GatedMLP) -> tuple[Tensor, Shares]:
         """`mlp` of x [T, H] and each slot's results, of as many rows as `takes_mlp` says."""
         matrices = [self.gate_up, self.down, mlp.gate_up.matrix, mlp.down.matrix]
         assert all(isinstance(each, DenseMatrix) for each in matrices)
-        return self.doors.branch_products(x, routed, BranchMatrices(*(each.dense() for each in matrices)))
+        return self.backend.branch_products(x, routed, BranchMatrices(*(each.dense() for each in matrices)))
 
     def takes_mlp(self, rows: int) -> bool:
         return self.few_rows < rows <= self.branch_rows
@@ -90,8 +90,8 @@ class Experts(nn.Module):
         if x.shape[0] <= self.few_rows:
             assert isinstance(gate_up, DenseMatrix)
             assert isinstance(down, DenseMatrix)
-            return Shares(self.doors.chosen_products(x, choice, gate_up.weight, down.weight), choice)
-        dealt = self.doors.deal(x, choice, gate_up.experts)
+            return Shares(self.backend.chosen_products(x, choice, gate_up.weight, down.weight), choice)
+        dealt = self.backend.deal(x, choice, gate_up.experts)
         inner = gate_up.grouped_gated(dealt.rows, dealt.ends, self.elementwise)
         ends, places = dealt.ends, dealt.places
         del dealt  # its rows are as large as what comes now
@@ -108,7 +108,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = placement.operations.experts
+        self.backend = placement.operations.experts
         self.parallel = placement.parallel
         hidden, eps = architecture.hidden_size, architecture.rms_norm_eps
         self.router = Router(architecture, placement)
@@ -128,7 +128,7 @@ class MixtureOfExperts(nn.Module):
         """residual + `delta_norm`(delta), the sum's `dense_norm` and its `route`. One rank's, delta may be in parts."""
         norms = AddedNorms(delta_norm.weight, dense_norm.weight, self.pre_norm.weight)
         weights, eps = self.router.weights, self.router.eps
-        return self.doors.add_and_route(residual, delta, norms, weights, eps=eps, num_rows=num_rows)
+        return self.backend.add_and_route(residual, delta, norms, weights, eps=eps, num_rows=num_rows)
 
     def forward(
         self,
@@ -141,7 +141,7 @@ class MixtureOfExperts(nn.Module):
         scalar: Tensor | None,
         next_weight: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of both branches; residual and what `mlp` takes, normed, are
+        """`ElementwiseBackend.residual_norm` of the sum of both branches; residual and what `mlp` takes, normed, are
         [T, H], and routed is the residual's `route`."""
         results: Shares | Tensor
         if self.experts.takes_mlp(len(residual)):
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
             dense = self.parallel.all_reduce(mlp(normed))
             results = self.experts(routed.normed, routed.choice)
         norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
-        return self.doors.add_branches(
+        return self.backend.add_branches(
             residual,
             dense,
             results,

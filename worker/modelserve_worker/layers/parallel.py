@@ -102,7 +102,7 @@ class TensorParallel:
 
 
 def sum_in_rank_order(shares: Tensor) -> Tensor:
-    """[size, ...] -> [...]: added from rank 0 on in float32, rounded once. The plain twin of `PeerSums.all_reduce`."""
+    """[size, ...] -> [...]: added from rank 0 on in float32, rounded once. The reference of `PeerSums.all_reduce`."""
     total = shares[0].float()
     for share in shares[1:]:
         total += share.float()

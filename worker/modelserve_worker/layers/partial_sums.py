@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.layers.parallel import TensorParallel
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class PartialSums:
-    """The door `residual_norm` for deltas that are to be added over ranks first."""
+    """Has `residual_norm` for deltas that are to be added over ranks first."""
 
-    def __init__(self, parallel: TensorParallel, doors: ElementwiseDoors) -> None:
+    def __init__(self, parallel: TensorParallel, backend: ElementwiseBackend) -> None:
         self._parallel = parallel
-        self._doors = doors
+        self._backend = backend
 
     def residual_norm(
         self,
@@ -31,7 +31,7 @@ class PartialSums:
         next_weight: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of `delta` [T, H] over ranks: one launch where peers sum it.
+        """`ElementwiseBackend.residual_norm` of the sum of `delta` [T, H] over ranks: one launch where peers sum it.
 
         Where they sum by rows, the residual is right in this rank's rows alone and the normed rows last until the next
         call: both are for the sums and products of a layer, and for nobody else.
@@ -41,7 +41,7 @@ class PartialSums:
             return peers.residual_norm(residual, delta, delta_weight, scalar=scalar, next_weight=next_weight, eps=eps)
         if by_rows is not None and next_weight is not None:
             return by_rows.residual_norm(residual, delta, delta_weight, scalar=scalar, next_weight=next_weight, eps=eps)
-        return self._doors.residual_norm(
+        return self._backend.residual_norm(
             residual, self._parallel.all_reduce(delta), delta_weight, scalar=scalar, next_weight=next_weight, eps=eps
         )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
-from modelserve_worker.kernels.step_start import PlainStepDoors, Rotation, StepDoors, cos_sin
+from modelserve_worker.kernels.step_start import PlainStep, Rotation, StepBackend, cos_sin
 
 
 def inverse_frequencies(head_dim: int, *, theta: float, rotated_pairs: int) -> Tensor:
@@ -34,9 +34,9 @@ class RotaryEmbedding:
     """Angles of a model. Nothing is tabulated: a step computes cos and sin of its own positions once per layer kind."""
 
     def __init__(
-        self, architecture: ModelArchitecture, *, device: torch.device, doors: StepDoors | None = None
+        self, architecture: ModelArchitecture, *, device: torch.device, backend: StepBackend | None = None
     ) -> None:
-        """`doors` left out: those of plain PyTorch."""
+        """`backend` left out: plain PyTorch's."""
         sliding = inverse_frequencies(
             architecture.head_dim, theta=architecture.sliding_rope_theta, rotated_pairs=architecture.head_dim // 2
         )
@@ -45,7 +45,7 @@ class RotaryEmbedding:
             theta=architecture.global_rope_theta,
             rotated_pairs=architecture.global_rotary_pairs,
         )
-        self._doors = doors or PlainStepDoors()
+        self._backend = backend or PlainStep()
         self._inverse_frequencies = {LayerKind.SLIDING: sliding.to(device), LayerKind.GLOBAL: full.to(device)}
 
     def inverse_frequencies(self, kind: LayerKind) -> Tensor:
@@ -59,5 +59,5 @@ class RotaryEmbedding:
     def rotations(self, positions: Tensor) -> dict[LayerKind, Rotation]:
         """The same of both kinds."""
         kinds = LayerKind.SLIDING, LayerKind.GLOBAL
-        found = self._doors.rotations(positions, *(self._inverse_frequencies[kind] for kind in kinds))
+        found = self._backend.rotations(positions, *(self._inverse_frequencies[kind] for kind in kinds))
         return dict(zip(kinds, found, strict=True))

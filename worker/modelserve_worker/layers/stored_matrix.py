@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
-from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.kernels.operations import MatrixProducts
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs, e4m3_precision, repack_fp8
 from modelserve_worker.kernels.products.int4_linear import (
@@ -63,12 +63,12 @@ class StoredMatrix(nn.Module):
         """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded."""
         return self._product(x, split=True)
 
-    def gated(self, x: Tensor, doors: ElementwiseDoors) -> Tensor:
+    def gated(self, x: Tensor, elementwise: ElementwiseBackend) -> Tensor:
         """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
         product = self.products.of(x.shape[0])
         if product is not None and product.choice.ends.gated and x.shape[0]:
             return self._product(x, gated=True)
-        return doors.gated_gelu(self.linear(x))
+        return elementwise.gated_gelu(self.linear(x))
 
     def _product(self, x: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         product = self.products.of(x.shape[0])
@@ -109,12 +109,12 @@ class StoredMatrix(nn.Module):
         """
         return self._grouped_product(x, ends)
 
-    def grouped_gated(self, x: Tensor, ends: Tensor, doors: ElementwiseDoors) -> Tensor:
+    def grouped_gated(self, x: Tensor, ends: Tensor, elementwise: ElementwiseBackend) -> Tensor:
         """gelu(first half of `grouped`) * second half, each rounded: [R, columns] -> [R, rows / 2]."""
         product = self.products.of(x.shape[0])
         if product is not None and product.choice.ends.gated:
             return self._grouped_product(x, ends, gated=True)
-        return doors.gated_gelu(self.grouped(x, ends))
+        return elementwise.gated_gelu(self.grouped(x, ends))
 
     def _grouped_product(self, x: Tensor, ends: Tensor, **fused: bool) -> Tensor:
         product = self.products.of(x.shape[0])

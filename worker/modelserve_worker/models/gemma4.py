@@ -1,7 +1,7 @@
 """The Gemma 4 text decoder, every variant: dense, K = V on global layers, per-layer embeddings with KV sharing, MoE.
 
 The model computes projections, norms and rotations of the step's tokens; what a token attends to is decided by the
-AttentionBackend handed to `forward`. Elementwise work goes through doors that are chosen for the device. Rounding
+AttentionBackend handed to `forward`. Elementwise work goes through the backend that is chosen for the device. Rounding
 follows the reference implementation: norms in float32, cos and sin cast to the activations' dtype, the embedding's
 scale rounded to the weights' dtype.
 """
@@ -20,7 +20,7 @@ from modelserve.sizing.backends.table import HEAD
 from modelserve.sizing.weights.dequantisation import workspace_bytes
 from modelserve.sizing.weights.text import tensor_parallel_problem
 from modelserve_worker.kernels.attention.row_codec import v_only_columns
-from modelserve_worker.kernels.elementwise.elementwise import ElementwiseDoors
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.kernels.experts.experts import Routed
 from modelserve_worker.kernels.step import EmbeddedRows, Step
 from modelserve_worker.layers.attention import Attention, AttentionBackend
@@ -40,7 +40,7 @@ class PerLayerInput(nn.Module):
 
     def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
         super().__init__()
-        self.doors = placement.operations.elementwise
+        self.elementwise = placement.operations.elementwise
         hidden, width = architecture.hidden_size, architecture.hidden_size_per_layer_input
         self.gate = ReplicatedLinear(TextLinear.LAYER_INPUT_GATE, hidden, width, placement)
         self.projection = ReplicatedLinear(TextLinear.LAYER_PROJECTION, width, hidden, placement)
@@ -48,22 +48,23 @@ class PerLayerInput(nn.Module):
 
     def forward(self, x: Tensor, per_layer: Tensor) -> Tensor:
         """x [T, H], per_layer [T, P] -> [T, H], to be normed with `norm` and added to x."""
-        added: Tensor = self.projection(self.doors.per_layer_gate(self.gate(x), per_layer))
+        added: Tensor = self.projection(self.elementwise.per_layer_gate(self.gate(x), per_layer))
         return added
 
 
 class DecoderLayer(nn.Module):
     """Attention, feed-forward, the per-layer input where the model has one, then the layer's scalar.
 
-    A layer takes its input normed and norms its result for the next one: each sum and the norm after it are one door.
+    A layer takes its input normed and norms its result for the next one: each sum and the norm after it are one
+    operation.
     """
 
     def __init__(self, architecture: ModelArchitecture, placement: Placement, *, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.kind = architecture.kind(layer)
-        self.doors = placement.operations.elementwise
-        self.sums = PartialSums(placement.parallel, self.doors)
+        self.elementwise = placement.operations.elementwise
+        self.sums = PartialSums(placement.parallel, self.elementwise)
         self.eps = architecture.rms_norm_eps
         hidden, eps = architecture.hidden_size, self.eps
         self.attention = Attention(architecture, placement, layer=layer)
@@ -110,7 +111,7 @@ class DecoderLayer(nn.Module):
             return _normed(self._add_feedforward(x, normed, routed, scalar=self.scalar, next_norm=next_norm))
         x, _ = self._add_feedforward(x, normed, routed, scalar=None, next_norm=None)
         added = self.per_layer_input(x, per_layer)
-        return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.doors, scalar=self.scalar)
+        return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.elementwise, scalar=self.scalar)
 
     def _add_feedforward(
         self,
@@ -138,17 +139,17 @@ class DecoderLayer(nn.Module):
         added: Tensor,
         added_norm: RMSNorm,
         next_norm: RMSNorm,
-        door: PartialSums | ElementwiseDoors,
+        sums: PartialSums | ElementwiseBackend,
         scalar: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`door`: `sums` where `added` is still to be added over ranks."""
+        """`sums`: `self.sums` where `added` is still to be added over ranks."""
         return _normed(
-            door.residual_norm(x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps)
+            sums.residual_norm(x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps)
         )
 
 
 def _normed(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Of a door that was given the next norm's weight."""
+    """Of an operation that was given the next norm's weight."""
     summed, normed = result
     assert normed is not None
     return summed, normed
@@ -173,8 +174,8 @@ class Gemma4ForCausalLM(nn.Module):
         self.parallel = parallel
         self.dtype = placement.dtype
         self.operations = operations
-        self.doors = operations.elementwise
-        self.rope = RotaryEmbedding(architecture, device=placement.device, doors=operations.step)
+        self.elementwise = operations.elementwise
+        self.rope = RotaryEmbedding(architecture, device=placement.device, backend=operations.step)
         self._head = operations.products(HEAD, (vocab // parallel.size, hidden), StoredType.BFLOAT16)
         self.embedding = VocabParallelEmbedding(vocab, hidden, placement, scale_of=hidden, what="vocab_size")
         self.per_layer_embedding = (
@@ -216,7 +217,7 @@ class Gemma4ForCausalLM(nn.Module):
             x.index_copy_(0, embedded.rows, embedded.values)
         per_layer = None if self.per_layer_embedding is None else self.per_layer_embedding(input_ids, x)
         layers = self.decoder_layers()
-        normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
+        normed = self.elementwise.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for index, layer in enumerate(layers):
             narrowing = narrowed if index == self.architecture.last_owning_layer else None
             if narrowing is not None and narrowing.kept is not None:

@@ -81,8 +81,8 @@ class Gemma4Assistant(nn.Module):
         self.parallel = parallel
         operations = target.operations.drafting(architecture, ranks=parallel.size)
         placement = replace(target.placement, weight_format=None, operations=operations)
-        self.doors = operations.elementwise
-        self.rope = RotaryEmbedding(architecture, device=placement.device, doors=operations.step)
+        self.elementwise = operations.elementwise
+        self.rope = RotaryEmbedding(architecture, device=placement.device, backend=operations.step)
         self._embed = target.embedding.forward  # the target's, which is no part of this one
         hidden, backbone, eps = architecture.hidden_size, architecture.backbone_hidden_size, architecture.rms_norm_eps
         self.pre_projection = placement.parameter(hidden, 2 * backbone)
@@ -114,7 +114,7 @@ class Gemma4Assistant(nn.Module):
         x [S, h] after the final norm. `attention` reads the rows before the position of the `rotations`."""
         layers = self.decoder_layers()
         x = self._into.dense(torch.cat((self._embed(tokens), state), dim=-1), self.pre_projection)
-        normed = self.doors.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
+        normed = self.elementwise.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for layer, following in zip(layers, (*layers[1:], None), strict=True):
             x, normed = layer(
                 x, normed, next_norm=self.norm if following is None else following.input_norm,

@@ -106,12 +106,12 @@ class GPUModelRunner:
             softcap=architecture.final_logit_softcapping,
             parallel=model.parallel,
             device=device,
-            door=model.operations.sampling,
+            backend=model.operations.sampling,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
         self._embeddings = SlotEmbeddings(device=device, dtype=model.dtype)
         self._masks = TokenMaskBuffer(max_num_seqs=few_rows, vocab_size=architecture.vocab_size, device=device)
-        self._doors = model.operations.step
+        self._backend = model.operations.step
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self.slot_tokens = torch.zeros(max_num_seqs, most_rows, dtype=torch.int32, device=device)
         # What captured steps without chunks leave for a drafter beside their logits: hidden states of all rows.
@@ -267,7 +267,7 @@ class GPUModelRunner:
         assert step.token_ids is not None
         if step.assumed is not None:
             self._settle(step, step.assumed)
-        tokens = self._doors.tokens(step.token_ids, step.global_slots, self.slot_tokens)
+        tokens = self._backend.tokens(step.token_ids, step.global_slots, self.slot_tokens)
         attention = self._attention(step, batch)
         hidden: Tensor = self.model(
             tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed, embedded=step.embedded
@@ -281,7 +281,7 @@ class GPUModelRunner:
         if step.narrowed is not None and step.narrowed.decode is not None:
             kept, few = step.narrowed, step.narrowed.decode
             placed += [(kept.positions, kept.global_slots), (few.starts, few.slots)]
-        self._doors.settle(placed, assumed, self.slot_positions)
+        self._backend.settle(placed, assumed, self.slot_positions)
 
     def _logits(self, step: Step) -> Tensor:
         """Raw logits of every row, of this rank's tokens."""
@@ -312,7 +312,7 @@ class GPUModelRunner:
         sampled = self._sample(batch, step, logits, sent)
         assert step.draws is not None
         assert step.token_ids is not None
-        counts = self._doors.accept(
+        counts = self._backend.accept(
             sampled.tokens, step.token_ids, step.positions, step.draws, self.slot_tokens, self.slot_positions
         )
         proposal, drafter = None, self._drafter
@@ -331,7 +331,7 @@ class GPUModelRunner:
         slots, positions, counts = step.sampled_slots, step.sampled_positions, step.output_counts
         assert slots is not None and positions is not None and counts is not None  # noqa: PT018 - all or none
         if step.assumed is not None:
-            self._doors.settle([(positions, slots), (counts, slots)], step.assumed, self.slot_positions)
+            self._backend.settle([(positions, slots), (counts, slots)], step.assumed, self.slot_positions)
         segments, offsets = row_places(batch.drawn)
         return self._sampler.sample(
             logits,

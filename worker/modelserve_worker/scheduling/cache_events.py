@@ -41,7 +41,7 @@ class CacheEvents:
             return
         prefix.told, self._told = True, self._told + 1
         new: list[Block[Page]] = []
-        for block in _way(prefix.block):
+        for block in _blocks(prefix.block):
             self._uses[block.digest] += 1
             if self._uses[block.digest] > 1:
                 break
@@ -75,7 +75,7 @@ class CacheEvents:
         self._told -= len(gone)
         removed: list[int] = []
         for prefix in gone:
-            for block in _way(prefix.block):
+            for block in _blocks(prefix.block):
                 self._uses[block.digest] -= 1
                 if self._uses[block.digest]:
                     break
@@ -90,7 +90,7 @@ class CacheEvents:
             self._publish(events)
 
 
-def _way(last: Block[Page]) -> Iterator[Block[Page]]:
+def _blocks(last: Block[Page]) -> Iterator[Block[Page]]:
     """From `last` to the first block of its chain, without the root, which has no tokens."""
     block: Block[Page] | None = last
     while block is not None and block.parent is not None:

@@ -1,8 +1,8 @@
 """What a scheduler does for a prefix cache: where requests resume, where their chunks end, what they leave cached.
 
 A chunk costs a step, so chunks are cut only at a position that is worth it: where the front end says that histories
-part (`Request.checkpoints`), or where the way of an earlier request ends that has no prefix there (a junction, found by
-its hashes), and only where it lies more than a few pages behind the resume point. Within a page of the prompt's end
+part (`Request.checkpoints`), or where the path of an earlier request ends that has no prefix there (a junction, found
+by its hashes), and only where it lies more than a few pages behind the resume point. Within a page of the prompt's end
 the prefix that is left there serves it. Prefixes inside a long prompt are left where its chunks end anyway, as far
 apart as they cost a share of the global rows between them. A prefix is put down while the device computes its rows: its
 hashes do not delay a step.
@@ -91,16 +91,16 @@ class PrefixReuse:
         return sum(bool(page.entries) for page in hit.global_pages[:full]) * spec.page_bytes
 
     def begin(self, running: RunningRequest, hit: Hit[Page] | None) -> int:
-        """Reserve the pages of a stay. The position at which it begins."""
+        """Reserve the pages of a request. The position at which it begins."""
         request, table = running.request, running.table
         if not self.keeps_pages:
             table.reserve(request.num_tokens)
             return 0
         start = 0 if hit is None else hit.position
-        first_stay = not request.admitted
-        if first_stay and request.sampling.prompt_logprobs is None:
+        first_time = not request.admitted
+        if first_time and request.sampling.prompt_logprobs is None:
             self._count(request, start)
-        if self.texts is not None and first_stay and not len(request.predicted_token_ids):
+        if self.texts is not None and first_time and not len(request.predicted_token_ids):
             chain, prompt = self._chain(request), len(request.prompt_token_ids)
             request.predicted_token_ids = array("i", self.texts.following(chain, prompt).tobytes())
         trail = running.trail
@@ -198,9 +198,9 @@ class PrefixReuse:
             max((each.loads_awaited for each in taken), default=0), self.cache.checks.take(step),
         )  # fmt: skip
 
-    def cut(self, stays: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
+    def cut(self, holders: Sequence[RunningRequest], starts: Int32Array, shares: Int32Array) -> None:
         """End chunks at checkpoints that lie inside them; `shares` [P] are changed in place."""
-        for i, (running, start) in enumerate(zip(stays, starts.tolist(), strict=True)):
+        for i, (running, start) in enumerate(zip(holders, starts.tolist(), strict=True)):
             if checkpoints := running.trail.checkpoints:
                 ahead = [at for at in checkpoints if at > start]
                 if ahead and ahead[0] < start + shares[i]:
@@ -215,10 +215,10 @@ class PrefixReuse:
             return _NO_SLOTS
         spare = np.full(len(slots), -1, dtype=np.int32)
         free = running.free_slots
-        for i, stay in enumerate(running.stays(slots[decodes:]), decodes):
-            if stay.table.write(int(starts[i]), int(ends[i]), free[-1] if free else None):
+        for i, holder in enumerate(running.holders(slots[decodes:]), decodes):
+            if holder.table.write(int(starts[i]), int(ends[i]), free[-1] if free else None):
                 spare[i] = free.pop()
-            running.counters.note_pages(stay)
+            running.counters.note_pages(holder)
         return spare if (spare >= 0).any() else _NO_SLOTS
 
     def computed(
@@ -235,23 +235,23 @@ class PrefixReuse:
             return
         last_tokens = np.flatnonzero(ends[:decodes] == running.counters.prompt[slots[:decodes]])
         for i in (*last_tokens.tolist(), *range(decodes, len(slots))):
-            (stay,) = running.stays(slots[i : i + 1])
-            stay.table.sent()
-            end, trail = int(ends[i]), stay.trail
+            (holder,) = running.holders(slots[i : i + 1])
+            holder.table.sent()
+            end, trail = int(ends[i]), holder.trail
             reached = bool(trail.checkpoints) and trail.checkpoints[0] <= end
             trail.checkpoints = [at for at in trail.checkpoints if at > end]
             if samples[i] or reached or end - trail.joined >= self._prefixes_apart:
-                turn = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in stay.request.checkpoints)
-                self._due.append((stay, end, reached, turn))
+                turn = bool(samples[i]) and any(end - at <= self.cache.page_tokens for at in holder.request.checkpoints)
+                self._due.append((holder, end, reached, turn))
 
     def settle(self) -> None:
         """Leave the prefixes that are due, before the next step is scheduled."""
-        for stay, end, junction, turn in self._due:
-            self._leave(stay, end, junction=junction, turn=turn)
+        for holder, end, junction, turn in self._due:
+            self._leave(holder, end, junction=junction, turn=turn)
         self._due.clear()
 
     def ended(self, running: RunningRequest, computed: int, *, sound: bool) -> None:
-        """A stay ends with so many rows computed, which others may read where they are `sound`."""
+        """A request ends with so many rows computed, which others may read where they are `sound`."""
         if not self.keeps_pages:
             return
         self.settle()
@@ -264,8 +264,8 @@ class PrefixReuse:
         running.table.forget()
 
     def distrust(self, running: RunningRequest, *, read: bool = False) -> None:
-        """What this stay has written is no numbers, or unknown: that alone goes, so that nobody who makes requests fail
-        can empty the cache of others. Where `read`, what it has read is looked at."""
+        """What this request has written is no numbers, or unknown: that alone goes, so that nobody who makes requests
+        fail can empty the cache of others. Where `read`, what it has read is looked at."""
         trail, table = running.trail, running.table
         self._due = [each for each in self._due if each[0] is not running]
         others = trail.read(self._geometry)

@@ -1,4 +1,4 @@
-"""Requests while they hold a slot and pages: their counters as arrays over the slots, the rest an object per stay."""
+"""Requests while they hold a slot and pages: their counters as arrays over the slots, the rest an object each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Segments(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """One stay of a request on the device: from admission to its end or preemption, in one slot."""
+    """A request on the device, from admission to its end or preemption, in one slot."""
 
     request: Request
     slot: int
@@ -105,7 +105,7 @@ class SlotCounters:
         self.spanned: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # rows of its prompt begin from embeddings
 
     def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int) -> None:
-        """Start a stay, whose pages are reserved, behind the positions that others have `computed`."""
+        """Admit a request, whose pages are reserved, behind the positions that others have `computed`."""
         slot, request = running.slot, running.request
         self.running[slot] = True
         self.prompt[slot] = len(request.prompt_token_ids)
@@ -187,7 +187,7 @@ class RunningRequests:
         self.counters = SlotCounters(slots, exact=exact)
         self.by_id: dict[str, RunningRequest] = {}  # oldest first
         self.retiring: list[RunningRequest] = []  # ended, with a step in flight
-        self._stays: list[RunningRequest | None] = [None] * slots  # running and retiring
+        self._holders: list[RunningRequest | None] = [None] * slots  # running and retiring
         self._free_slots = list(range(slots))  # a heap
         self._order: Int32Array | None = None  # of by_id; None when it has changed
 
@@ -210,9 +210,9 @@ class RunningRequests:
             self._order = np.array([running.slot for running in self.by_id.values()], dtype=np.int32)
         return self._order
 
-    def stays(self, slots: Int32Array) -> list[RunningRequest]:
-        """Who holds these slots. A slot is held until its last step is answered, so a step's slots name its stays."""
-        held = [self._stays[slot] for slot in slots.tolist()]
+    def holders(self, slots: Int32Array) -> list[RunningRequest]:
+        """Who holds these slots. A slot is held until its last step is answered, so a step's slots name them."""
+        held = [self._holders[slot] for slot in slots.tolist()]
         assert None not in held, f"of slots {slots}, some are free"
         return cast(list[RunningRequest], held)
 
@@ -224,7 +224,7 @@ class RunningRequests:
         if not constrained.any():
             return slots
         ready, in_flight = np.ones(len(slots), dtype=np.bool_), counters.in_flight[slots]
-        for index, running in zip(np.flatnonzero(constrained), self.stays(slots[constrained]), strict=True):
+        for index, running in zip(np.flatnonzero(constrained), self.holders(slots[constrained]), strict=True):
             constraint = running.request.constraint
             counters.dear[running.slot] = constraint is not None and constraint.dear
             if constraint is not None and constraint.dear:
@@ -242,7 +242,7 @@ class RunningRequests:
         drafts = np.clip(min(spare, STEP_DRAFTS) - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
         ends = counters.computed[decodes] + 1 + drafts
         due = np.flatnonzero(ends > counters.covered[decodes])
-        for running, end in zip(self.stays(decodes[due]), ends[due].tolist(), strict=True):
+        for running, end in zip(self.holders(decodes[due]), ends[due].tolist(), strict=True):
             if running.table.bytes_to_reserve(end) <= arena.available_bytes:
                 running.table.reserve(end)
                 start = int(counters.computed[running.slot])
@@ -283,12 +283,13 @@ class RunningRequests:
             later = counters.in_prompt(prefills) if counters.exact else shares > 1 + most_drafts
             if spanned := bool(counters.spanned[prefills].any()):
                 ends = counters.computed[prefills] + shares
-                later = later | has_embedded_rows([each.request for each in self.stays(prefills)], ends - shares, ends)
+                requests = [each.request for each in self.holders(prefills)]
+                later = later | has_embedded_rows(requests, ends - shares, ends)
             order = np.argsort(later, kind="stable")
             prefills, shares = prefills[order], shares[order]
             slots, lengths = np.concatenate((decodes, prefills)), np.concatenate((lengths, shares))
             starts = counters.computed[prefills]
-            chunks = zip(self.stays(prefills), starts.tolist(), (starts + shares).tolist(), strict=True)
+            chunks = zip(self.holders(prefills), starts.tolist(), (starts + shares).tolist(), strict=True)
             token_ids = np.concatenate((token_ids, *(running.token_ids(start, end) for running, start, end in chunks)))
         starts = counters.computed[slots]
         drawn = (starts + lengths == counters.known[slots]).astype(np.int32)
@@ -300,7 +301,7 @@ class RunningRequests:
         generated = int(np.count_nonzero(~counters.in_prompt(slots))) if counters.exact else BY_LENGTH
         spans = NO_SPANS
         if spanned:
-            spans = span_rows([each.request for each in self.stays(slots)], starts, starts + lengths)
+            spans = span_rows([each.request for each in self.holders(slots)], starts, starts + lengths)
         return Segments(slots, starts, lengths, token_ids, drawn, given, targets, generated, spans)
 
     def scored(self, prefills: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
@@ -311,7 +312,7 @@ class RunningRequests:
         given = np.where(counters.scored[prefills], np.minimum(lengths, left), 0).astype(np.int32)
         which = np.flatnonzero(given)
         firsts = counters.computed[prefills] + 1
-        chunks = zip(self.stays(prefills[which]), firsts[which].tolist(), given[which].tolist(), strict=True)
+        chunks = zip(self.holders(prefills[which]), firsts[which].tolist(), given[which].tolist(), strict=True)
         targets = [running.token_ids(first, first + count) for running, first, count in chunks]
         return given, np.concatenate((given[:0], *targets))
 
@@ -321,16 +322,16 @@ class RunningRequests:
         """Of the constrained requests of a step in flight, in order: the constraint, None for one that has ended
         since, and the drafts that its segment has. Asked once the step before is answered."""
         drawing = np.flatnonzero(batch.drawn)[batch.constrained]
-        stays = zip(self.stays(batch.slots[drawing]), batch.drawn[drawing].tolist(), strict=True)
+        rows = zip(self.holders(batch.slots[drawing]), batch.drawn[drawing].tolist(), strict=True)
         return [
             (None if running.ended else running.request.constraint, drafting.drafts_of(running.slot, drawn - 1))
-            for running, drawn in stays
+            for running, drawn in rows
         ]
 
     def keep_prompt_logprobs(self, sampled: SampledTokens) -> None:
         """Keep what follows the scores a request has: a recomputed one, or one that has ended, is told again."""
         for slot, (first, scores) in sampled.prompt_logprobs.items():
-            (running,) = self.stays(np.array([slot], dtype=np.int32))
+            (running,) = self.holders(np.array([slot], dtype=np.int32))
             kept = running.request.prompt_logprobs
             known = 1 + sum(map(len, kept))  # the first token has no score
             assert first <= known, f"prompt scores of positions {known} to {first} are missing"
@@ -338,15 +339,15 @@ class RunningRequests:
                 kept.append(new)
 
     def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int = 0) -> None:
-        """Start a stay in `free_slot`, with its pages reserved, behind the positions that others have `computed`."""
+        """Admit a request to `free_slot`, with its pages reserved, behind the positions that others have `computed`."""
         assert running.slot == self.free_slot, f"slot {running.slot} is not next"
-        self._stays[heapq.heappop(self._free_slots)] = running
+        self._holders[heapq.heappop(self._free_slots)] = running
         self.by_id[running.request.request_id] = running
         self._order = None
         self.counters.enter(running, most_cached_tokens, computed)
 
     def end(self, running: RunningRequest) -> None:
-        """End a stay; `return_pages` takes back slot and pages."""
+        """End a request; `return_pages` takes back slot and pages."""
         running.ended = True
         self.counters.running[running.slot] = False
         del self.by_id[running.request.request_id]
@@ -361,22 +362,22 @@ class RunningRequests:
         for running in [running for running in self.retiring if last_step[running.slot] <= answered]:
             self.retiring.remove(running)
             running.table.release()
-            self._stays[running.slot] = None
+            self._holders[running.slot] = None
             heapq.heappush(self._free_slots, running.slot)
 
     def check_integrity(self, held_bytes: int, page_bytes: Mapping[LayerKind, int]) -> None:
         """Raise AssertionError unless the tables hold `held_bytes` in pages of `page_bytes`, each slot has one owner,
         and counters agree."""
-        stays = [*self.by_id.values(), *self.retiring]
-        pages = {page for running in stays for page in running.table.pages}
+        holders = [*self.by_id.values(), *self.retiring]
+        pages = {page for running in holders for page in running.table.pages}
         held = sum(page_bytes[page.kind] for page in pages)
         assert held == held_bytes, f"tables hold {held} bytes, the arena {held_bytes}"
-        taken = [running.slot for running in stays]
-        assert sorted(taken + self._free_slots) == list(range(len(self._stays))), f"slots {taken} are taken"
+        taken = [running.slot for running in holders]
+        assert sorted(taken + self._free_slots) == list(range(len(self._holders))), f"slots {taken} are taken"
         counters = self.counters
-        for running in stays:
+        for running in holders:
             slot, request = running.slot, running.request
-            assert self._stays[slot] is running, f"slot {slot} is another's"
+            assert self._holders[slot] is running, f"slot {slot} is another's"
             assert counters.running[slot] == (not running.ended), f"slot {slot}: ended is {running.ended}"
             assert counters.held_bytes[slot] == running.table.held_bytes, f"slot {slot}: held bytes differ"
             if not running.ended:

@@ -23,9 +23,9 @@ Pages. Admission reserves what all known tokens hold, and leaves free what the r
 (admission.py). A prefill therefore never asks for pages, and a decode grows page by page. When the pool is out, the
 youngest other request is preempted: its pages return after its last step in flight, its token in flight is discarded,
 and it goes to the front of the queue to be recomputed from prompt and output, behind what is left of its rows: where
-a stay begins, and what it leaves to others, is prefix_reuse.py's. A request never preempts an older one; if it is the
-youngest itself, it keeps its pages and waits. The oldest running request can thus always take what it needs, and alone
-it fits (validate), so some request always progresses.
+a request begins, and what it leaves to others, is prefix_reuse.py's. A request never preempts an older one; if it is
+the youngest itself, it keeps its pages and waits. The oldest running request can thus always take what it needs, and
+alone it fits (validate), so some request always progresses.
 
 Drafts. A decode takes along what a drafter on the device proposes to follow it, as many as pay (drafting.py), as far as
 the step has rows and memory has pages that nobody has to give up. How many are accepted is in the answer. A drafter
@@ -168,7 +168,7 @@ class Scheduler:
             self.limits, self.mixed_pace, counters, prefills, decodes, rows=rows, decoding=decoding,
             most_drafts=self.drafting.most, held_back=0 if self._queue.first else self.held_back.rows,
         )  # fmt: skip
-        self.prefixes.cut(self._running.stays(prefills), counters.computed[prefills], shares)
+        self.prefixes.cut(self._running.holders(prefills), counters.computed[prefills], shares)
         self._spans.keep(prefills, shares, rows=rows, budget=budget)
         self._running.leave_room(shares, rows, self.drafting)
         return self._batch(decodes, drafts, prefills[shares > 0], shares[shares > 0])
@@ -187,7 +187,7 @@ class Scheduler:
             self.drafting.answer(slots, record.drawn, counts, sampled, asked=record.asked)
         counters.last_token[slots] = sampled.token_ids if single else sampled.token_ids[np.cumsum(counts) - 1]
         outputs, token_ids, end = [], sampled.token_ids.tolist(), 0
-        for index, (running, count) in enumerate(zip(self._running.stays(slots), counts.tolist(), strict=True)):
+        for index, (running, count) in enumerate(zip(self._running.holders(slots), counts.tolist(), strict=True)):
             first, end = end, end + count
             if running.ended:
                 continue
@@ -226,9 +226,9 @@ class Scheduler:
         self._totals.failed_steps_total += 1
         self._tables_unknown = True
         anywhere = record.renumbers or bool(self._in_flight)
-        for running in (stays := self._running.stays(record.slots)):
+        for running in (holders := self._running.holders(record.slots)):
             self.prefixes.distrust(running)
-        outputs = [self._finish(running, FinishReason.ERROR, error=error) for running in stays if not running.ended]
+        outputs = [self._finish(running, FinishReason.ERROR, error=error) for running in holders if not running.ended]
         self.prefixes.step_failed(step)
         for running in reversed(list(self._running.by_id.values()) if anywhere or record.moves_pages else []):
             self._preempt(running, sound=False)
@@ -261,7 +261,7 @@ class Scheduler:
         if not len(due):
             return slots, True
         all_grew = True
-        for running in self._running.stays(due):
+        for running in self._running.holders(due):
             if not running.ended:  # else preempted by an older one in this loop
                 all_grew &= self._grow(running)
         grown = counters.running[slots] & (counters.computed[slots] < counters.covered[slots])
@@ -277,7 +277,7 @@ class Scheduler:
             remaining = counters.remaining(slots)
             returning = int(counters.held_bytes[slots[remaining == 0]].sum())
             returning += sum(other.table.held_bytes for other in self._running.retiring)
-            (youngest,) = self._running.stays(slots[remaining > 0][-1:])
+            (youngest,) = self._running.holders(slots[remaining > 0][-1:])
             if need <= self.arena.available_bytes + returning or youngest is running:
                 return False
             self._preempt(youngest)
@@ -355,7 +355,7 @@ class Scheduler:
             targets=segments.targets,
             output_counts=counters.known[slots] - counters.prompt[slots],
             token_ids=segments.token_ids,
-            admitted=tuple(running.admitted() for running in self._running.stays(slots[first])),
+            admitted=tuple(running.admitted() for running in self._running.holders(slots[first])),
             page_moves=moves,
             global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
@@ -392,7 +392,7 @@ class Scheduler:
         self.prefixes.gone(running.request.request_id)
 
     def _end(self, running: RunningRequest, *, sound: bool) -> None:
-        """End a stay. Without a step in flight its slot and pages return at once."""
+        """End a request. Without a step in flight its slot and pages return at once."""
         self.prefixes.ended(running, int(self._counters.computed[running.slot]), sound=sound)
         self._running.end(running)
         last_step = int(self._counters.last_step[running.slot])

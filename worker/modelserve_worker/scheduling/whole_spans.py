@@ -27,7 +27,7 @@ class WholeSpans:
         """The decodes of a step beside these prefills, the oldest first, and how many rows are left for drafts."""
         due, counters = int(len(prefills) > 0), self._running.counters
         if due and counters.spanned[prefills[0]]:
-            (running,) = self._running.stays(prefills[:1])
+            (running,) = self._running.holders(prefills[:1])
             start = int(counters.computed[running.slot])
             span = _around(running.request, start + 1)
             due = 1 if span is None else span.end - start
@@ -42,7 +42,7 @@ class WholeSpans:
         counters, room = self._running.counters, self._most - rows
         if not len(prefills) or not counters.spanned[prefills].any():
             return
-        for index, running in enumerate(self._running.stays(prefills)):
+        for index, running in enumerate(self._running.holders(prefills)):
             start = int(counters.computed[running.slot])
             span = _around(running.request, start + int(shares[index]))
             if span is None or not shares[index]:

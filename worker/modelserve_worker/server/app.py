@@ -47,18 +47,18 @@ from modelserve_worker.server.openapi import openapi_document
 from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.responses.answer import ResponsesAnswer
 from modelserve_worker.server.responses.request import ResponsesRequest
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServerState
 
 
 def create_app(
     state: ServerState,
     metrics: WorkerMetrics,
-    settings: DoorSettings | None = None,
+    settings: ServerSettings | None = None,
     open_bodies: OpenBodies | None = None,
 ) -> Starlette:
     """The application. It may be served while the engine is still loading: `state` says so."""
-    settings = settings or DoorSettings()
+    settings = settings or ServerSettings()
     open_bodies = open_bodies or OpenBodies()
     routes = [
         Route("/v1/models", list_models),
@@ -115,7 +115,7 @@ def create_app(
     return app
 
 
-def _cross_origin(settings: DoorSettings) -> list[Middleware]:
+def _cross_origin(settings: ServerSettings) -> list[Middleware]:
     """CORS, where pages of some origins may call: without it, browsers keep all other origins out."""
     if not settings.allowed_origins:
         return []

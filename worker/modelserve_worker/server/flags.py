@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve_worker.server.http.authentication import ApiKeys
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 
 API_KEY_FILE_VARIABLE = "MODELSERVE_API_KEY_FILE"
 
@@ -40,9 +40,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag, **several, default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
 
 
-def add_door_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of DoorSettings; those that may be given several times have the name of one (`--api-key`)."""
-    for name, field in DoorSettings.model_fields.items():
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ServerSettings; those that may be given several times have the name of one (`--api-key`)."""
+    for name, field in ServerSettings.model_fields.items():
         flag = f"--{name.replace('_', '-')}"
         if field.annotation is bool:
             parser.add_argument(
@@ -57,7 +57,7 @@ def add_door_flags(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=_help(field))
 
 
-def door_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> DoorSettings:
+def server_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
     """Settings from `flags` by field name; the file of keys may come as MODELSERVE_API_KEY_FILE.
 
     Raises InvalidInput that names the field.
@@ -66,7 +66,7 @@ def door_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> D
     if environment.get(API_KEY_FILE_VARIABLE):
         document.setdefault("api_key_file", environment[API_KEY_FILE_VARIABLE])
     try:
-        settings = DoorSettings.model_validate(document)
+        settings = ServerSettings.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = str(first["loc"][0])

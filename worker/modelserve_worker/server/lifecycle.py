@@ -22,7 +22,7 @@ from modelserve_worker.server.http.connections import (
     most_connections,
     raise_descriptor_limit,
 )
-from modelserve_worker.server.settings import DoorSettings
+from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import Phase, ServerState
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ async def run_server(
     drain_seconds: float,
     starting: Awaitable[None],
     stop_engine: Callable[[str], Awaitable[None]],
-    settings: DoorSettings | None = None,
+    settings: ServerSettings | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then take requests for `shutdown_delay_seconds` more, and finish open ones for at
     most `drain_seconds` after that (draining.py).
@@ -86,7 +86,7 @@ async def run_server(
     requests that are still open then fail with EngineDead and the reason it is given, so that their clients get an
     error, not a broken stream. Raises EngineStopped.
     """
-    settings = settings or DoorSettings()
+    settings = settings or ServerSettings()
     limit = settings.max_connections or most_connections(raise_descriptor_limit())
     connections = Connections(
         limit,

@@ -1,4 +1,4 @@
-"""What the front door lets in: settings of the HTTP server that the engine does not know."""
+"""What the front end lets in: settings of the HTTP server that the engine does not know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from modelserve_worker.server.http.access_log import AccessLogFormat
 
 
-class DoorSettings(BaseModel):
+class ServerSettings(BaseModel):
     """Settings of the server in front of the engine; none of them changes an answer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

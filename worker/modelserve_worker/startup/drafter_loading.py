@@ -32,7 +32,7 @@ def drafter_of(args: EngineArgs, model: Gemma4ForCausalLM) -> Drafter | None:
                 max_num_seqs=args.max_num_seqs,
                 max_model_len=longest,
                 device=device,
-                door=model.operations.lookup,
+                backend=model.operations.lookup,
             )
         )
     if args.drafter is not None:

@@ -301,11 +301,11 @@ def _sample(
         constrained = dataclasses.replace(rows, mask_rows=sampled, masks=masks)
         draw_candidates(operations.sampling, parallel, logits, constrained, first_token=0)
     draws = Draws(sampled, sampled, sampled, sampled)
-    doors = operations.step
-    doors.accept(tokens, sampled, sampled, draws, sampled[:, None].expand(-1, rows_each), sampled)
+    backend = operations.step
+    backend.accept(tokens, sampled, sampled, draws, sampled[:, None].expand(-1, rows_each), sampled)
     if rows_each > 1:
         for placed in (1, 2, 4):
-            doors.settle([(sampled, sampled)] * placed, sampled, sampled)
+            backend.settle([(sampled, sampled)] * placed, sampled, sampled)
     if args.speculative.prompt_lookup:
         history = torch.empty(args.max_num_seqs, architecture.max_position_embeddings, dtype=torch.int32, device=_CUDA)
         operations.lookup.remember(history, sampled, tokens, sampled, sampled, sampled)

@@ -26,7 +26,7 @@ from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.kernels.sampling.sampling import (
     CandidateRows,
     PlainSampling,
-    SamplingDoor,
+    SamplingBackend,
     allowed_tokens,
     draw_tokens,
     likeliest,
@@ -61,14 +61,14 @@ class SamplerOutput:
 
 
 def draw_candidates(
-    door: SamplingDoor, parallel: TensorParallel, logits: Tensor, rows: CandidateRows, *, first_token: int
+    backend: SamplingBackend, parallel: TensorParallel, logits: Tensor, rows: CandidateRows, *, first_token: int
 ) -> Tensor:
     """Tokens int64 [S], the same on every rank, of this rank's share of the raw logits [S, vocab / size]."""
-    candidates = door.select(logits, rows, first_token=first_token)
+    candidates = backend.select(logits, rows, first_token=first_token)
     if parallel.size > 1:
-        gathered = parallel.all_gather(door.merge(candidates, rows))
+        gathered = parallel.all_gather(backend.merge(candidates, rows))
         candidates = gathered.view(len(logits), parallel.size, rows.width)
-    return door.draw(candidates, rows)
+    return backend.draw(candidates, rows)
 
 
 class Sampler:
@@ -82,16 +82,16 @@ class Sampler:
         softcap: float | None,
         parallel: TensorParallel,
         device: torch.device,
-        door: SamplingDoor | None = None,
+        backend: SamplingBackend | None = None,
     ) -> None:
-        """`door` left out: plain PyTorch's."""
+        """`backend` left out: plain PyTorch's."""
         self._parallel = parallel
         self._first_token = parallel.shard(vocab_size, what="vocab_size").start
         self._softcap = softcap
         self._slots = SamplingSlots(max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
         self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
         self._right = torch.ones(max_num_seqs, dtype=torch.bool, device=device)  # the drafts so far, of a step
-        self._door = door or PlainSampling()
+        self._backend = backend or PlainSampling()
 
     def reset(self) -> None:
         """Forget what every slot has seen."""
@@ -133,7 +133,7 @@ class Sampler:
         """
         paths = self._slots.paths(host_slots)
         if paths.width:
-            candidate_rows = CandidateRows(
+            candidates = CandidateRows(
                 slots=slots,
                 positions=positions,
                 output_counts=output_counts,
@@ -143,7 +143,7 @@ class Sampler:
                 mask_rows=None if masks is None else masks.rows,
                 masks=None if masks is None else masks.words,
             )
-            tokens = draw_candidates(self._door, self._parallel, logits, candidate_rows, first_token=self._first_token)
+            tokens = draw_candidates(self._backend, self._parallel, logits, candidates, first_token=self._first_token)
         else:
             tokens = torch.empty(len(host_slots), dtype=torch.int64, device=logits.device)
         for offset in range(1 if offsets is None else 1 + int(offsets.max(initial=0))):

@@ -101,7 +101,7 @@ class AttentionKernel:
     """One row: a kernel that attends.
 
     `takes` (what is attended to) -> the most segments, or rows of chunks, ANY_ROWS, or 0 where it does not take them.
-    `launch`: "module:function" that a worker calls, as `attention.door` has it. `kernels` (shape) -> all that one call
+    `launch`: "module:function" that a worker calls, as `bound_kernels` has it. `kernels` (shape) -> all that one call
     launches. `tile` left out: Triton's for that shape. `splits`: results of parts of a row's keys go through the
     workspace. `most_keys` (shape): of chunks and the windows before them, where they have to fit the workspace.
     """

@@ -1,10 +1,10 @@
-"""Elementwise and row-wise arithmetic of the decoder: the doors, and the plain twins of the kernels behind them.
+"""Elementwise and row-wise arithmetic of the decoder: its interface, and the reference in plain PyTorch.
 
 Rounding is part of the contract, and is the reference implementation's: a norm is computed in float32, multiplied by
 its weight and rounded once; a sum, a product with a scalar and an activation are rounded each.
 
 RMS_w(x) = w * x / sqrt(mean(x^2) + eps) over the last dimension. gelu is the tanh form. Norm weights have the dtype of
-what they norm. Results are new tensors unless a door says otherwise.
+what they norm. Results are new tensors unless an operation says otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-class ElementwiseDoors(Protocol):
+class ElementwiseBackend(Protocol):
     """The decoder's elementwise operations on one kind of device. T is the number of rows (tokens)."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -75,7 +75,7 @@ def rms_normalize(x: Tensor, *, eps: float) -> Tensor:
 
 
 class PlainElementwise:
-    """The doors in plain PyTorch, on any device: what the kernels are compared with, and what a CPU runs."""
+    """The operations in plain PyTorch, on any device: what the kernels are compared with, and what a CPU runs."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         return (rms_normalize(x, eps=eps) * weight.float()).to(x.dtype)
@@ -128,6 +128,6 @@ class ExactElementwise(PlainElementwise):
         return _row_by_row(super().per_layer_gate, gate, per_layer)
 
 
-def _row_by_row(door: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+def _row_by_row(operation: Callable[..., Tensor], *columns: Tensor) -> Tensor:
     rows = zip(*(torch.split(column.contiguous(), 1) for column in columns), strict=True)
-    return torch.cat([door(*row) for row in rows])
+    return torch.cat([operation(*row) for row in rows])

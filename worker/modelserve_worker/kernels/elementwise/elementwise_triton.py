@@ -1,4 +1,4 @@
-"""Triton kernels of the decoder's elementwise operations; `elementwise.ElementwiseDoors` says what each one means.
+"""Triton kernels of the decoder's elementwise operations; `elementwise.ElementwiseBackend` says what each one means.
 
 Every kernel reads each input once and writes each output once. A row that is normed belongs to one program, so its sum
 of squares is taken in one order whatever the batch. Widths are constants of a compiled kernel: masks and alignment are
@@ -208,8 +208,8 @@ def parts_of(delta: Tensor | None, residual: Tensor) -> int:
 
 
 class TritonElementwise:
-    """The doors on a CUDA device. `residual_norm` writes the sum in the residual's place. `exact`: a row is added up in
-    one order, that of many rows, however many there are."""
+    """The operations on a CUDA device. `residual_norm` writes the sum in the residual's place. `exact`: a row is added
+    up in one order, that of many rows, however many there are."""
 
     def __init__(self, *, exact: bool = False) -> None:
         self._many = least_many(exact=exact)

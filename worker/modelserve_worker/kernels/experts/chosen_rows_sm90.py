@@ -37,7 +37,7 @@ def kernel_for(matrix_rows: int, top_k: int, *, gated: bool) -> RowsKernel:
 
 
 def chosen_products(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
-    """`ExpertDoors.chosen_products` of x bfloat16 [T, H], T <= CHOSEN_ROWS and T k <= CHOSEN_SLOTS; H and I are
+    """`ExpertBackend.chosen_products` of x bfloat16 [T, H], T <= CHOSEN_ROWS and T k <= CHOSEN_SLOTS; H and I are
     multiples of 64."""
     inner = _product(x, choice, gate_up, gated=True)
     return _product(inner, choice, down, gated=False)

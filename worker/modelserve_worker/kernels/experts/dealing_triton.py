@@ -1,4 +1,4 @@
-"""Triton kernels that bring rows into the order of the experts they chose; `experts` has the doors."""
+"""Triton kernels that bring rows into the order of the experts they chose; `experts` has the interface."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -99,7 +99,7 @@ def deal_rows(
 
 
 def deal_together(x: Tensor, choice: Choice, experts: int) -> DealtRows:
-    """`ExpertDoors.deal` in one launch, of so few rows that each of its programs may look at all choices."""
+    """`ExpertBackend.deal` in one launch, of so few rows that each of its programs may look at all choices."""
     (rows, width), top_k = x.shape, choice.experts.shape[1]
     places = torch.empty_like(choice.experts)
     ends = torch.empty(experts, dtype=torch.int32, device=x.device)
@@ -113,7 +113,7 @@ def deal_together(x: Tensor, choice: Choice, experts: int) -> DealtRows:
 
 
 def deal(x: Tensor, choice: Choice, experts: int) -> DealtRows:
-    """`ExpertDoors.deal`, in two launches."""
+    """`ExpertBackend.deal`, in two launches."""
     (rows, width), top_k = x.shape, choice.experts.shape[1]
     places = torch.empty_like(choice.experts)
     ends = torch.empty(experts, dtype=torch.int32, device=x.device)

@@ -1,4 +1,4 @@
-"""A mixture of experts around its grouped products: the doors, and the plain twins of the kernels behind them.
+"""A mixture of experts around its grouped products: the interface, and the reference in plain PyTorch.
 
 T rows (tokens) of width H, E experts, k of them chosen by each row. A *slot* is one choice: slot t k + j is row t's
 j-th. Rounding is part of the contract: the router is float32 throughout, an expert's results are rounded to the dtype
@@ -99,7 +99,7 @@ class BranchMatrices:
     dense_down: Tensor
 
 
-class ExpertDoors(Protocol):
+class ExpertBackend(Protocol):
     """What surrounds the products of a mixture of experts, and the products of few rows, on one kind of device."""
 
     def route(
@@ -122,7 +122,7 @@ class ExpertDoors(Protocol):
         eps: float,
         num_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor, Routed]:
-        """`ElementwiseDoors.residual_norm` for the dense branch, without a scalar, and `route` of the sum."""
+        """`ElementwiseBackend.residual_norm` for the dense branch, without a scalar, and `route` of the sum."""
         ...
 
     def chosen_products(self, x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class ExpertDoors(Protocol):
         next_weight: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of delta = RMS_dense(dense) + RMS_routed(sum), with norms.added.
+        """`ElementwiseBackend.residual_norm` of delta = RMS_dense(dense) + RMS_routed(sum), with norms.added.
 
         All [T, H] and contiguous; sum is `routed`, or its weighted sum. The caller gives `residual` up.
         """
@@ -163,7 +163,7 @@ class ExpertDoors(Protocol):
 
 
 class PlainExperts:
-    """The doors in plain PyTorch, on any device: what the kernels are compared with, and what a CPU runs."""
+    """The operations in plain PyTorch, on any device: what the kernels are compared with, and what a CPU runs."""
 
     def __init__(self) -> None:
         self._elementwise = PlainElementwise()

@@ -1,8 +1,8 @@
 """Triton kernels of a mixture of experts: products of few rows with the experts they chose, and the sum at its end.
 
-`experts` has the doors. Weights are the left operand, [BLOCK_N, BLOCK_K], times BLOCK_M rows. A program belongs to one
-expert and reads its block of the matrix once for every BLOCK_M rows that chose it, which it finds itself in the step's
-choices: nothing is sorted, and each result is written by one program, so the same call gives the same bits.
+`experts` has the interface. Weights are the left operand, [BLOCK_N, BLOCK_K], times BLOCK_M rows. A program belongs to
+one expert and reads its block of the matrix once for every BLOCK_M rows that chose it, which it finds itself in the
+step's choices: nothing is sorted, and each result is written by one program, so the same call gives the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -231,8 +231,8 @@ def add_branches(
 
 
 class TritonExperts:
-    """The doors on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place. `exact`: a row
-    is added up in one order, that of many rows, however many there are.
+    """The operations on a CUDA device, for bfloat16. `add_branches` writes the sum in the residual's place. `exact`: a
+    row is added up in one order, that of many rows, however many there are.
 
     Up to `streamed_rows` rows the products are Hopper's, which begin before the kernel ahead has ended
     (`chosen_rows_sm90`), and so does the sum behind them.

@@ -1,4 +1,4 @@
-"""Triton kernels that choose experts for rows; `experts` has the doors.
+"""Triton kernels that choose experts for rows; `experts` has the interface.
 
 The router's logits are float32: `route_few` multiplies in it, and `route_many` gives the matrix units x * scale,
 which is exact in two parts of bfloat16 (each factor has eight significant bits), so that only sums are rounded. Where
@@ -261,7 +261,7 @@ def route(
     x: Tensor, router: RouterWeights, norm_weight: Tensor, arrivals: Tensor, *, eps: float, num_rows: Tensor | None,
     exact: bool = False,
 ) -> Routed:  # fmt: skip
-    """`ExpertDoors.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [MOST_ARRIVALS], 0 between calls.
+    """`ExpertBackend.route` of x bfloat16 [T, H], contiguous. arrivals: int32 [MOST_ARRIVALS], 0 between calls.
     `exact`: by the kernel of many rows at all times, in one part."""
     if _by_few(len(x), exact=exact):
         return _route_few(x, (None,) * 5, router, norm_weight, arrivals, eps=eps, num_rows=num_rows)
@@ -273,7 +273,7 @@ def add_and_route(
     residual: Tensor, delta: Tensor, norms: AddedNorms, router: RouterWeights, arrivals: Tensor, *, eps: float,
     num_rows: Tensor | None, exact: bool = False,
 ) -> tuple[Tensor, Tensor, Routed]:  # fmt: skip
-    """`ExpertDoors.add_and_route` of bfloat16 rows, in two launches, of few in one."""
+    """`ExpertBackend.add_and_route` of bfloat16 rows, in two launches, of few in one."""
     if _by_few(len(residual), exact=exact):
         added, opened = torch.empty_like(residual), torch.empty_like(residual)
         addition = delta, norms.delta, norms.dense, added, opened

@@ -71,7 +71,7 @@ class PeerRows:
         next_weight: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        """`ElementwiseDoors.residual_norm` of the sum of `delta` over ranks.
+        """`ElementwiseBackend.residual_norm` of the sum of `delta` over ranks.
 
         The residual is the same tensor, right in this rank's rows alone, which is where the next call with as many rows
         reads it. The normed rows are all there until the next call.

@@ -63,7 +63,7 @@ class PeerSums:
         """Whether `residual_norm` takes rows like these [T, H].
 
         Shape and dtype alone decide, so all sums of a step go one way: where they go by rows, a rank has not the whole
-        residual that this door reads.
+        residual that this kernel reads.
         """
         width = x.shape[-1]
         rows_fit = width % WIDTH_MULTIPLE == 0 and width <= MOST_WIDTH
@@ -86,7 +86,7 @@ class PeerSums:
         next_weight: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """`ElementwiseDoors.residual_norm` of the sum of `delta` over ranks, written in the residual's place."""
+        """`ElementwiseBackend.residual_norm` of the sum of `delta` over ranks, written in the residual's place."""
         normed = None if next_weight is None else torch.empty_like(residual)
         norms = delta_weight, scalar, next_weight, normed
         self._launch(delta.contiguous(), residual, width=delta.shape[-1], norms=norms, eps=eps)

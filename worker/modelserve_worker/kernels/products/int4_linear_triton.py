@@ -2,7 +2,7 @@
 
 Weights are the left operand: planes [BLOCK_N, 32] of them, unpacked in registers, times 32 inputs of BLOCK_M rows.
 `few_rows` multiplies the nibbles as they are and scales sums of a group in float32; `many_rows` scales each element,
-rounded to bfloat16 once as the plain twin's, and leaves the sums to the matrix units.
+rounded to bfloat16 once as the plain reference's, and leaves the sums to the matrix units.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"

@@ -24,7 +24,7 @@ SHORTEST_MATCH = 3
 _PLACES = 1 << 18  # that plain PyTorch compares at a time: about 20 MB
 
 
-class LookupDoor(Protocol):
+class LookupBackend(Protocol):
     """These operations on one kind of device, for S requests; all arguments int32 unless said otherwise."""
 
     def remember(
@@ -43,7 +43,7 @@ class LookupDoor(Protocol):
 
 
 class PlainLookup:
-    """The door in plain PyTorch, on any device."""
+    """Prompt lookup in plain PyTorch, on any device."""
 
     def remember(
         self, history: Tensor, slots: Tensor, sampled: Tensor, firsts: Tensor, counts: Tensor, positions: Tensor

@@ -1,4 +1,4 @@
-"""Triton kernels of `prompt_lookup.LookupDoor`: three short launches, of which the second reads the histories once."""
+"""Triton kernels of `prompt_lookup.LookupBackend`: three short launches, the second of which reads histories."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -94,7 +94,7 @@ def following_tokens(
 
 
 class TritonLookup:
-    """The door on CUDA."""
+    """Prompt lookup on CUDA."""
 
     def remember(
         self, history: Tensor, slots: Tensor, sampled: Tensor, firsts: Tensor, counts: Tensor, positions: Tensor

@@ -1,5 +1,5 @@
 """Filters and the draw of one token per row, in plain PyTorch: from all logits of a row, the exact path of every
-filter, and from a few candidates of it, the twin of `kernels.sampling.sampling_triton`.
+filter, and from a few candidates of it, the reference of `kernels.sampling.sampling_triton`.
 
 Both select by the same total order, larger values first and lower token ids first among equals, and add up probability
 in integers, so that neither the order of addition nor the rest of the batch can move the edge of top-p.
@@ -37,7 +37,7 @@ class CandidateRows:
     masks: Tensor | None = None  # int32 [C, ceil(vocab / 32)], bit i of word w: token 32 w + i; one is set at least
 
 
-class SamplingDoor(Protocol):
+class SamplingBackend(Protocol):
     """Sampling by candidates: the tokens of a row that can still win, found in shares of its logits apart.
 
     A candidate is an int64 whose order is the order of selection: a float32 value's bits made monotone (equal for both
@@ -62,7 +62,7 @@ class SamplingDoor(Protocol):
 
 
 class PlainSampling:
-    """The door in plain PyTorch, on any device."""
+    """Sampling in plain PyTorch, on any device."""
 
     def select(self, logits: Tensor, rows: CandidateRows, *, first_token: int) -> Tensor:
         tokens = torch.arange(first_token, first_token + logits.shape[1], device=logits.device)

@@ -6,7 +6,7 @@ rank's share in the same way, where ranks share the vocabulary; `_draw_rows` mer
 chunks on one rank and else what the ranks have sent, and draws. The k-th largest is found by bisection on the bits of
 the values, exactly. Nothing is accumulated in floating point across threads, and nothing atomically.
 
-The plain twin is in `kernels.sampling.sampling`; noise has the bits of `kernels.sampling.counter_random`.
+The plain reference is in `kernels.sampling.sampling`; noise has the bits of `kernels.sampling.counter_random`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -39,7 +39,7 @@ _ROW_WARPS = 16
 
 
 class TritonSampling:
-    """The door's kernels. `chunk`: logits of one program, a power of two from TOP_K_CAPACITY; it changes no token."""
+    """Sampling by kernels. `chunk`: logits of one program, a power of two from TOP_K_CAPACITY; it changes no token."""
 
     def __init__(self, *, chunk: int = VOCABULARY_CHUNK) -> None:
         self._chunk = chunk

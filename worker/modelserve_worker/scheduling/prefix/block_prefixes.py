@@ -1,7 +1,7 @@
 """The prefixes that may serve a request which parts from what is known within one block: a tree over their tokens.
 
 Thousands of requests that have a prefix in common, and fewer tokens of their own than a page has, leave their prefixes
-in one block. The way of a request through the tree (a radix tree: Morrison, PATRICIA, JACM 1968) ends where it parts
+in one block. The path of a request through the tree (a radix tree: Morrison, PATRICIA, JACM 1968) ends where it parts
 from the last of them, so what a look-up costs grows with the tokens that prefixes have in common, not with their
 number.
 
@@ -54,7 +54,7 @@ def elements(tokens: Int32Array, start: int, marks: tuple[SpanMark, ...]) -> Int
 
 
 class _Node(Generic[T]):
-    """Prefixes whose elements begin with those on the way here: `label` [n], behind those of `parent`."""
+    """Prefixes whose elements begin with those on the path here: `label` [n], behind those of `parent`."""
 
     __slots__ = ("children", "label", "parent", "prefixes")
 
@@ -137,7 +137,7 @@ class BlockPrefixes(Generic[T]):
         best_key: _Key = (True, 0)
         wanted = elements(tokens, self.start, marks)
         for least, tree in self._trees.items():
-            common, node = _way(tree, wanted)
+            common, node = _follow(tree, wanted)
             key, prefix = node.prefixes[0]
             if marks or prefix.marks:
                 common = min(common, prefix.reach(tokens, self.start, marks) - self.start)
@@ -189,10 +189,8 @@ def _split(node: _Node[T], at: int) -> _Node[T]:
     return upper
 
 
-def _way(node: _Node[T], wanted: Int32Array) -> tuple[int, _Node[T]]:
-    """How far the prefixes that have most in common with these elements agree with them, and the node of these
-    prefixes.
-    """
+def _follow(node: _Node[T], wanted: Int32Array) -> tuple[int, _Node[T]]:
+    """How far the prefixes that have most in common with these elements agree with them, and their node."""
     common = 0
     while common < len(wanted):
         child = node.children.get(int(wanted[common]))

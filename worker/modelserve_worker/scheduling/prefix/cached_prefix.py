@@ -58,7 +58,7 @@ class Block(Generic[P]):
             self.prefixes = _NO_PREFIXES
 
     def digests(self) -> list[bytes]:
-        """Of the way here, from the root on."""
+        """Of the path here, from the root on."""
         return [block.digest for block in self.upwards()][::-1]
 
 
@@ -76,7 +76,7 @@ class CachedPrefix(Generic[P]):
     partial: P | None  # the global page behind the full ones
     sliding: dict[int, P]  # by logical page, down to the window of `lowest`
     client: str  # whose bytes they are
-    previous: CachedPrefix[P] | None  # the one before it on the way of the same request
+    previous: CachedPrefix[P] | None  # the one before it on the path of the same request
     joined: int  # the last position that its tokens have in common with `previous`
     junction: bool  # more than one history goes on from here
     turn: bool = False  # its session's next turn goes on from here, and not behind the answer

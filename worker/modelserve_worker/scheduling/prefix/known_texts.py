@@ -67,8 +67,8 @@ class KnownTexts:
     def following(self, chain: TokenChain, prompt: int) -> Int32Array:
         """What may follow the first `prompt` tokens, or what is like what may follow: [0 to LONGEST]."""
         last = prompt // self._size
-        ways = (chain.digest(pages) for pages in range(last, max(0, last - PAGES_BEFORE), -1))
-        for text in filter(None, map(self._by_key.get, (self._exact_key(chain, prompt), *ways))):
+        earlier = (chain.digest(pages) for pages in range(last, max(0, last - PAGES_BEFORE), -1))
+        for text in filter(None, map(self._by_key.get, (self._exact_key(chain, prompt), *earlier))):
             own = chain.tokens(text.first, prompt)
             length = min(len(own), len(text.tokens))
             differ = np.flatnonzero(own[:length] != text.tokens[:length])

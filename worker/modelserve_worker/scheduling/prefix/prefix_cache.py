@@ -1,7 +1,7 @@
 """Which rows of earlier requests a request need not compute: the index over cached pages of the pool (prefix_index.py).
 
 Prefixes are left at the end of a prompt and of an answer, where chunks of a long prompt end, where histories part, and
-at a junction: where a second request leaves a way that is known.
+at a junction: where a second request leaves a path that is known.
 
 What goes first, when memory is short (decision 0024): superseded prefixes; then those that another tier has as well,
 which cost a copy to have again; then the others, in the index's order; then pages that running requests keep behind
@@ -52,7 +52,7 @@ class PrefixCache(PrefixIndex[Page]):
 
     def known_tokens(self, chain: TokenChain) -> int:
         """How many of its first tokens, in whole pages, an earlier request had, whether or not rows of it are left."""
-        return max(0, len(self.way(chain)) - 1) * self.page_tokens
+        return max(0, len(self.path(chain)) - 1) * self.page_tokens
 
     def follow(self, hit: Hit[Page]) -> None:
         """A request resumes there."""
@@ -126,7 +126,7 @@ class PrefixCache(PrefixIndex[Page]):
     ) -> CachedPrefix[Page] | None:
         """Keep what a request needs that resumes at `end` or a little before it, where `table` has these rows.
 
-        `previous` is the prefix before it on the way of the same session, which has the positions up to `joined` in
+        `previous` is the prefix before it on the path of the same session, which has the positions up to `joined` in
         common with it; unless more than one history goes on from that one (`junction`), or its own next `turn` and not
         this `answer`, it goes first from now on. None where `end` is too near to the beginning to be worth it.
         """
@@ -189,12 +189,12 @@ class PrefixCache(PrefixIndex[Page]):
         unsound: dict[Block[Page], bool] = {}
 
         def is_unsound(block: Block[Page] | None) -> bool:
-            way = []
+            path = []
             while block is not None and block not in unsound:
-                way.append(block)
+                path.append(block)
                 block = block.parent
             before = block is not None and unsound[block]
-            for each in reversed(way):
+            for each in reversed(path):
                 before = unsound[each] = before or each.page in pages
             return before
 

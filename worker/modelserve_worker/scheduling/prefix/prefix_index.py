@@ -68,7 +68,7 @@ class PrefixIndex(Generic[P]):
     def find(self, chain: TokenChain, most: int) -> Hit[P] | None:
         """Where a request with these tokens resumes, at most at position `most`; None where it computes all."""
         size = self.page_tokens
-        for block in reversed(self.way(chain)):
+        for block in reversed(self.path(chain)):
             if block.prefixes:
                 start = block.depth * size
                 found = block.prefixes.find(chain.tokens(start, most), chain.marks(start, most), most)
@@ -83,18 +83,18 @@ class PrefixIndex(Generic[P]):
         """Whether the block is known."""
         return digest in self._blocks
 
-    def way(self, chain: TokenChain) -> list[Block[P]]:
+    def path(self, chain: TokenChain) -> list[Block[P]]:
         """Known blocks of these tokens, from the root on."""
-        way: list[Block[P]] = []
+        path: list[Block[P]] = []
         for pages in range(len(chain) // self.page_tokens + 1):
             block = self._blocks.get(chain.digest(pages))
             if block is None:
                 break
-            way.append(block)
-        return way
+            path.append(block)
+        return path
 
     def pages_of(self, digests: Iterable[bytes]) -> list[P]:
-        """Pages of a way whose blocks behind the root these are, as far as they are there without a gap."""
+        """Pages of a path whose blocks behind the root these are, as far as they are there without a gap."""
         pages: list[P] = []
         for digest in digests:
             block = self._blocks.get(digest)
@@ -109,7 +109,7 @@ class PrefixIndex(Generic[P]):
         self.price(prefix)
 
     def block_of(self, digests: Iterable[bytes]) -> Block[P]:
-        """The block at the end of a way from the root, known from now on."""
+        """The block at the end of a path from the root, known from now on."""
         block: Block[P] | None = None
         for digest in digests:
             found = self._blocks.get(digest)
@@ -119,7 +119,7 @@ class PrefixIndex(Generic[P]):
                     block.children += 1
                     self._last_unused.pop(block.digest, None)
             block = found
-        assert block is not None, "a way begins with its root"
+        assert block is not None, "a path begins with its root"
         return block
 
     def use(self, last: Block[P], global_pages: list[P]) -> None:
@@ -149,7 +149,7 @@ class PrefixIndex(Generic[P]):
                 block.page = None
 
     def insert(self, prefix: CachedPrefix[P], global_pages: list[P]) -> None:
-        """A prefix is live from now on; its own pages, and those of its way, are kept."""
+        """A prefix is live from now on; its own pages, and those of its path, are kept."""
         self._inserted += 1
         prefix.number = self._inserted
         self.use(prefix.block, global_pages)
@@ -221,7 +221,7 @@ class PrefixIndex(Generic[P]):
         return NOTHING if prefix.superseded or prefix.saves < LEAST_GAP_PAGES * self.page_tokens else ROWS
 
     def _forget_old_blocks(self) -> None:
-        """Those without known children first: whoever comes finds no way with a gap."""
+        """Those without known children first: whoever comes finds no path with a gap."""
         while len(self._unused) > self._most_unused:
             digest, block = self._last_unused.popitem(last=False)
             del self._unused[digest], self._blocks[digest]
@@ -269,7 +269,7 @@ class PrefixIndex(Generic[P]):
         return pages[::-1]
 
     def pages(self, prefix: CachedPrefix[P]) -> Iterator[P]:
-        """Those that a live prefix needs: its own, and those of its way."""
+        """Those that a live prefix needs: its own, and those of its path."""
         yield from prefix.own_pages
         for block in prefix.block.upwards():
             if block.page is not None:

@@ -1,4 +1,4 @@
-"""What a stay of a request has to do with cached prefixes: where it resumed, and what it has left to others."""
+"""What a running request has to do with cached prefixes: where it resumed, and what it has left to others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from modelserve_worker.scheduling.prefix.cached_prefix import CachedPrefix, Hit
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """Of a stay that begins with its first token, unless it resumes."""
+    """Of a request that begins with its first token, unless it resumes."""
 
     checkpoints: list[int] = field(default_factory=list)  # positions where a chunk is to end, rising
     parted: int = 0  # where it resumed, if more than one history goes on from there
-    prefix: CachedPrefix[Page] | None = None  # the last one on its way that a prefix cache has
+    prefix: CachedPrefix[Page] | None = None  # the last one on its path that a prefix cache has
     joined: int = 0  # the last position that its tokens have in common with that one
     left: list[CachedPrefix[Page]] = field(default_factory=list)  # that nobody had left before
     _hit: Hit[Page] | None = None

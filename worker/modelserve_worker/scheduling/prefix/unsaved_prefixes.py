@@ -1,8 +1,8 @@
 """Cached bytes of the pool that no tier behind it has: they could be given to somebody else only at a loss.
 
 Kept up as prefixes come and go, are superseded and are stored: every admission asks for them, and thousands of prefixes
-are too many to look at then. A prefix claims its pages while nobody else has their rows: its own, and those of its way.
-A block is claimed once for all prefixes behind it, as it is used once for all (prefix_index.py).
+are too many to look at then. A prefix claims its pages while nobody else has their rows: its own, and those of its
+path. A block is claimed once for all prefixes behind it, as it is used once for all (prefix_index.py).
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class CopyIndex(PrefixIndex[TierPage]):
         root = shared or next(each for each in block.upwards() if each.parent is None)
         self.use(root, [])  # so that it stays while room is made
         has_global = bool(self._geometry.global_page.layers)
-        ways = [each for each in source.block.upwards() if each.depth > root.depth] if has_global else []
-        pages = [each.page for each in ways if each.page is not None] + ([source.partial] if source.partial else [])
+        blocks = [each for each in source.block.upwards() if each.depth > root.depth] if has_global else []
+        pages = [each.page for each in blocks if each.page is not None] + ([source.partial] if source.partial else [])
         sliding = in_memory_order(list(source.sliding.values()))
         if not self._make_room(len(pages), len(sliding)):
             self.stop_using(root)
@@ -50,9 +50,9 @@ class CopyIndex(PrefixIndex[TierPage]):
         places = dict(zip(sliding, self._places.allocate(LayerKind.SLIDING, len(sliding)), strict=True))
         ordered = in_memory_order(pages)
         places |= zip(ordered, self._places.allocate(LayerKind.GLOBAL, len(ordered)), strict=True)
-        by_depth: list[TierPage] = [places[each.page] for each in reversed(ways) if each.page is not None]
-        way = [by_depth[0]] * root.depth + by_depth if by_depth else []  # those before are in use, and not looked at
-        self.use(block, way)
+        by_depth: list[TierPage] = [places[each.page] for each in reversed(blocks) if each.page is not None]
+        path = [by_depth[0]] * root.depth + by_depth if by_depth else []  # those before are in use, and not looked at
+        self.use(block, path)
         self.stop_using(root)
         for page in by_depth:  # the index has them now
             self._places.let_go(page)
@@ -70,7 +70,7 @@ class CopyIndex(PrefixIndex[TierPage]):
         copy.tier_page.valid &= not copy.moved
 
     def is_whole(self, arrival: Arrival[TierPage]) -> bool | None:
-        """Others may have copied some of its way."""
+        """Others may have copied some of its path."""
         if not arrival.source.live:
             return None
         if not all(copy.ended for copy in arrival.copies):

@@ -65,7 +65,7 @@ class PoolTarget(Target[Page]):
                 block, source.end, source.lowest, source.first, source.tokens, arrival.partial, dict(arrival.sliding),
                 source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
             )  # fmt: skip
-            self._cache.insert(prefix, arrival.way)
+            self._cache.insert(prefix, arrival.path)
         if source.live and source.original is not None and not source.original.live:
             self._cache.stand_in(prefix, source)
         return prefix

@@ -1,5 +1,4 @@
-"""Prefixes on their way from one tier to another, spilled or restored into the pool, and the requests that wait for
-them.
+"""Prefixes on their way from one tier to another, spilled or restored into the pool, and who waits for them.
 
 A copy goes out with a step and ends some time after it. Until all of a prefix's have ended, its pages are kept in the
 tier that they come to: it is an `Arrival`. Then the prefix is live there. An arrival that is given up costs a hit.
@@ -28,7 +27,7 @@ class Arrival(Generic[P]):
     sliding: dict[int, P]
     partial: P | None
     copies: list[Copy]
-    way: list[P]  # global pages of its blocks that are not in use by the index yet; kept, as the others are
+    path: list[P]  # global pages of its blocks that are not in use by the index yet; kept, as the others are
     block: Block[P] | None = None  # in use, where others on their way share it
     requests: set[str] = field(default_factory=set)  # who wait for it
     bytes: int = 0  # of its copies
@@ -36,7 +35,7 @@ class Arrival(Generic[P]):
     @property
     def kept(self) -> list[P]:
         """Each once."""
-        return [*self.way, *self.sliding.values(), *([self.partial] if self.partial is not None else [])]
+        return [*self.path, *self.sliding.values(), *([self.partial] if self.partial is not None else [])]
 
 
 class Target(Protocol[P]):

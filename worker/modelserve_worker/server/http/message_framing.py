@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import h11
-from h11._receivebuffer import ReceiveBuffer  # where h11 finds the end of a head; there is no public door to it
+from h11._receivebuffer import ReceiveBuffer  # where h11 finds the end of a head; there is no public name for it
 
 
 class StrictReceiveBuffer(ReceiveBuffer):

@@ -1,4 +1,5 @@
-"""The doors of a model's layers by a table of kernels, each with its bytes and operations: what `triton_doors` times.
+"""The kernels of a model's layers by a table of kernels, each with its bytes and operations: what `triton_kernels`
+times.
 
 Attention at a context, products and experts by rows, and what stands between them, at the model's shapes.
 """
@@ -20,8 +21,8 @@ from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import LIBRARY, KernelTable, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights.text import layer_tensors
-from modelserve_worker.kernels.attention import triton_launches as doors
-from modelserve_worker.kernels.attention.door import AttentionDoor
+from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.experts.experts import Choice
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.products.int4_linear_triton import int4_dequantised_product, int4_product_with
@@ -88,13 +89,15 @@ Line = tuple[str, list[Cell]]
 Shape = tuple[int, int, int, int]
 
 
-def as_tried(door: AttentionDoor, tried: Shape | None) -> AttentionDoor:
-    """The door with tiles of this shape."""
+def as_tried(kernels: AttentionKernels, tried: Shape | None) -> AttentionKernels:
+    """They with tiles of this shape."""
     if tried is None:
-        return door
+        return kernels
     rows, keys, warps, stages = tried
-    tiled = (replace(each.tile, rows=rows, keys=keys, warps=warps, stages=stages) for each in door.choices if each.tile)
-    return AttentionDoor(replace(each, tile=tile) for each, tile in zip(door.choices, tiled, strict=True))
+    tiled = (
+        replace(each.tile, rows=rows, keys=keys, warps=warps, stages=stages) for each in kernels.choices if each.tile
+    )
+    return AttentionKernels(replace(each, tile=tile) for each, tile in zip(kernels.choices, tiled, strict=True))
 
 
 def named(tile: tuple[int, ...]) -> str:
@@ -113,16 +116,18 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
 
         def decode(count: int, tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
             contexts = [sizes.context + (i if layer().rows.entries else 0) for i in range(count)]
-            calls, read = decode_calls(layer(), contexts, as_tried(AttentionDoor.of(table, layer().rows.kind), tried))
+            calls, read = decode_calls(
+                layer(), contexts, as_tried(AttentionKernels.of(table, layer().rows.kind), tried)
+            )
             return Work(calls, read)
 
         def chunk(tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
-            start, door = sizes.context - sizes.chunk, as_tried(AttentionDoor.of(table, layer().rows.kind), tried)
-            call, operations = chunk_call(layer(), start, sizes.chunk, door)
+            start, kernels = sizes.context - sizes.chunk, as_tried(AttentionKernels.of(table, layer().rows.kind), tried)
+            call, operations = chunk_call(layer(), start, sizes.chunk, kernels)
             return Work([call] * 2, sizes.context * layer().row_bytes, operations)
 
-        def store(rows: int, door: str, layer: Callable[[], Layer] = layer) -> Work:
-            return stored_rows(layer(), rows, door)
+        def store(rows: int, kernels: str, layer: Callable[[], Layer] = layer) -> Work:
+            return stored_rows(layer(), rows, kernels)
 
         yield f"decode {kind.name.lower()} {dtype}", [Cell(f"{n}x", partial(decode, n)) for n in sizes.segments]
         yield f"chunk {kind.name.lower()} {dtype}", [Cell(f"{sizes.chunk}", chunk)]
@@ -144,7 +149,7 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
                 yield "commit", [Cell(f"{n}", partial(store, n, "commit")) for n in (sizes.few[-1], sizes.many[0])]
 
 
-def stored_rows(layer: Layer, rows: int, door: str) -> Work:
+def stored_rows(layer: Layer, rows: int, kernels: str) -> Work:
     """New rows into pages: of a request each, or more than there are slots of one, where they wait if they slide."""
     held, width, apart = layer.rows, layer.rows.width, rows <= SEQUENCES
     slots, at = ints(range(rows) if apart else [0] * rows), ints([0] * rows if apart else range(rows))
@@ -155,14 +160,15 @@ def stored_rows(layer: Layer, rows: int, door: str) -> Work:
     )
     waiting = ints([-1] * rows) if held.entries and not apart else slots
     step = Step(at, ints([rows]), slots, waiting, slots, None, None)
-    if door == "commit":
-        store = partial(doors.commit, fresh, step, rows=held, table=table, arena=layer.arena)
+    if kernels == "commit":
+        store = partial(launches.commit, fresh, step, rows=held, table=table, arena=layer.arena)
         return Work([store] * 8, 2 * rows * layer.row_bytes)
     projected = random(rows, (layer.heads + held.heads * (1 if held.v_only else 2)) * width)
     angles, weight, q = torch.rand(2, rows, width // 2, device=DEVICE), random(width), layer.queries(rows)
     store = partial(
-        doors.prepare, projected, q, step, rows=held, table=table, arena=layer.arena, q_weight=weight, k_weight=weight,
-        rotation=(angles[0], angles[1]), fresh=fresh if held.entries else None, eps=1e-6, pairs=layer.pairs,
+        launches.prepare, projected, q, step, rows=held, table=table, arena=layer.arena,
+        q_weight=weight, k_weight=weight, rotation=(angles[0], angles[1]), fresh=fresh if held.entries else None,
+        eps=1e-6, pairs=layer.pairs,
     )  # fmt: skip
     return Work([store] * 8, 2 * projected.nbytes + angles.nbytes)
 
@@ -269,8 +275,8 @@ def elementwise(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line
     def draw(rows: int) -> Work:
         columns, at = SamplingSlots(max_num_seqs=rows, vocab_size=a.vocab_size, device=DEVICE).device, ints(range(rows))
         given = CandidateRows(slots=at, positions=at, output_counts=at, columns=columns, width=1, softcap=30.0)
-        logits, door = [random(rows, a.vocab_size) for _ in range(8)], Operations(table, DEVICE).sampling
-        calls = [partial(draw_candidates, door, TensorParallel(), each, given, first_token=0) for each in logits]
+        logits, kernels = [random(rows, a.vocab_size) for _ in range(8)], Operations(table, DEVICE).sampling
+        calls = [partial(draw_candidates, kernels, TensorParallel(), each, given, first_token=0) for each in logits]
         return Work(calls, logits[0].nbytes)
 
     for name, make, rows in (("norms", norm, sizes.many), ("gelu", gelu, sizes.many), ("sampler", draw, ())):
@@ -278,7 +284,7 @@ def elementwise(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line
 
 
 def lines(model: Model, capability: int, sizes: Sizes) -> Iterator[Line]:
-    """All doors of a model, most of its time first."""
+    """All kernels of a model, most of its time first."""
     layout = KVCacheLayout.V_ONLY if model.architecture.attention_k_eq_v else KVCacheLayout.KV
     formats = [Formats(model.weights, dtype, layout) for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8)]
     tables = [resolve(capability, model.architecture, each) for each in formats]

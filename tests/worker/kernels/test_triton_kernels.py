@@ -1,4 +1,4 @@
-"""The tool that times doors of GPUs without Hopper's kernels runs them all, at tiny shapes through the interpreter."""
+"""The tool that times kernels of GPUs without Hopper's kernels runs all of them at tiny shapes, interpreted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelserve.published import published_model
 def tool() -> ModuleType:
     if torch.cuda.is_available():
         pytest.skip("the tool itself runs here")
-    return importlib.import_module("bench.kernels.triton_doors")
+    return importlib.import_module("bench.kernels.triton_kernels")
 
 
 def tiny(name: str) -> ModelArchitecture:
@@ -35,33 +35,35 @@ def tiny(name: str) -> ModelArchitecture:
 
 @pytest.mark.parametrize(("name", "weights"), [("31B", int4(32)), ("26B-A4B", None)], ids=str)
 @torch.no_grad()
-def test_every_door_of_an_ampere_gpu_is_run(tool: ModuleType, name: str, weights: WeightFormat | None) -> None:
+def test_every_kernel_of_an_ampere_gpu_is_run(tool: ModuleType, name: str, weights: WeightFormat | None) -> None:
     sizes = tool.Sizes(context=40, segments=(2,), chunk=8, few=(1,), many=(65,), arena=1 << 23, round=1)
     ran = {}
-    for door, cells in tool.lines(tool.Model(tiny(name), weights), 80, sizes):
+    for kernel, cells in tool.lines(tool.Model(tiny(name), weights), 80, sizes):
         works = [cell.make() for cell in cells]
-        assert all(work.bytes > 0 for work in works), door
-        assert not door.startswith("chunk") or works[0].operations > 0, door
-        ran[door] = [tool.told(cell, 1e12, 1e12, 1e12) for cell in cells]
-        assert ran[door] == [f"{cell.name} ran" for cell in cells]
-    doors = {door.split()[0] for door in ran}
-    assert doors >= ({"product"} if weights else {"decode", "chunk", "prepare", "commit", "product"})
-    assert ("experts" in doors) is (name == "26B-A4B")
-    assert ("sampler" in doors) is (weights is None)
+        assert all(work.bytes > 0 for work in works), kernel
+        assert not kernel.startswith("chunk") or works[0].operations > 0, kernel
+        ran[kernel] = [tool.told(cell, 1e12, 1e12, 1e12) for cell in cells]
+        assert ran[kernel] == [f"{cell.name} ran" for cell in cells]
+    kernels = {kernel.split()[0] for kernel in ran}
+    assert kernels >= ({"product"} if weights else {"decode", "chunk", "prepare", "commit", "product"})
+    assert ("experts" in kernels) is (name == "26B-A4B")
+    assert ("sampler" in kernels) is (weights is None)
 
 
 def test_pytorchs_kernels_are_not_judged_and_tritons_are(tool: ModuleType) -> None:
     """What a GPU of another generation would have of PyTorch's is not what this one has."""
     of = {
         weights: {
-            door: [cell.library for cell in cells]
-            for door, cells in tool.lines(tool.Model(tiny("26B-A4B"), weights), 80, tool.Sizes())
+            kernel: [cell.library for cell in cells]
+            for kernel, cells in tool.lines(tool.Model(tiny("26B-A4B"), weights), 80, tool.Sizes())
         }
         for weights in (None, int4(32))
     }
-    products = {weights: [door for door in doors if door.startswith("product")] for weights, doors in of.items()}
+    products = {
+        weights: [kernel for kernel in kernels if kernel.startswith("product")] for weights, kernels in of.items()
+    }
     assert len(products[None]) == len(products[int4(32)]) == 4
-    assert all(all(of[None][door]) for door in products[None])
+    assert all(all(of[None][kernel]) for kernel in products[None])
     assert of[int4(32)][products[int4(32)][0]] == [*[False] * 5, True]  # dequantised, then cuBLAS
     assert not any(of[None]["experts"] + of[int4(32)]["experts"])
-    assert not any(any(cells) for door, cells in of[None].items() if door.startswith(("decode", "chunk", "gelu")))
+    assert not any(any(cells) for kernel, cells in of[None].items() if kernel.startswith(("decode", "chunk", "gelu")))

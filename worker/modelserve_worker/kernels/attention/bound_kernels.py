@@ -31,7 +31,7 @@ class _Bound:
         return self.choice.tile
 
 
-class AttentionDoor:
+class AttentionKernels:
     """Decodes and chunks of layers that are alike. Arguments by name are those of `attention_triton`'s launches, but
     for the tile, which is the choice's."""
 

@@ -1,6 +1,6 @@
-"""On one GPU: every door as GPUs without Hopper's kernels have it, and its share of what that GPU could do.
+"""On one GPU: every kernel as GPUs without Hopper's kernels have it, and its share of what that GPU could do.
 
-    python tests/bench triton_doors [--models E4B 31B-INT4] [--capability 89]
+    python tests/bench triton_kernels [--models E4B 31B-INT4] [--capability 89]
         [--only TEXT] [--tiles 31B] [--compilers 14] [--deadline SECONDS]
 
 A stand-in for GPUs that are not there: the table of kernels is that of `--capability` with its tiles, and Triton
@@ -30,8 +30,8 @@ from triton.backends.compiler import GPUTarget
 
 from bench.deadline import add_deadline, die_with_parent, within
 from bench.kernels.attention_speed import DEVICE, architecture_of
-from bench.kernels.door_work import Cell, Model, Sizes, lines, random
 from bench.kernels.elementwise_speed import microseconds
+from bench.kernels.kernel_work import Cell, Model, Sizes, lines, random
 from modelserve.model.weight_format import int4
 from modelserve.sizing.backends.generations import generation_of
 
@@ -108,12 +108,12 @@ def compile_share(models: dict[str, Sizes], capability: int, only: str, share: i
     """In a process of its own, so that many compile at a time; results lie in Triton's cache."""
     die_with_parent()
     pretend(capability)
-    doors = (
-        (f"{name} {door}", cells)
+    kernels = (
+        (f"{name} {kernel}", cells)
         for name, sizes in models.items()
-        for door, cells in lines(MODELS[name](), capability, sizes)
+        for kernel, cells in lines(MODELS[name](), capability, sizes)
     )
-    for number, cell in enumerate(cell for label, cells in doors if only in label for cell in cells):
+    for number, cell in enumerate(cell for label, cells in kernels if only in label for cell in cells):
         if number % shares == share:
             with torch.no_grad(), contextlib.suppress(Exception):  # which the measurement tells
                 cell.make().calls[0]()
@@ -124,13 +124,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--capability", type=int, default=80, help="10 * major + minor, under 90")
-    parser.add_argument("--only", default="", help="doors whose line contains this text")
+    parser.add_argument("--only", default="", help="kernels whose line contains this text")
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile first")
     parser.add_argument("--tiles", nargs="+", default=[], choices=MODELS, help="of these other tiles, too")
     add_deadline(parser)
     options = parser.parse_args()
-    os.environ["TRITON_CACHE_DIR"] = f"{tempfile.gettempdir()}/triton_doors_{options.capability}"  # of nobody else's
+    os.environ["TRITON_CACHE_DIR"] = f"{tempfile.gettempdir()}/triton_kernels_{options.capability}"  # of nobody else's
     with within(options.deadline) as time:
         spawn, models = get_context("spawn"), {name: Sizes(tiles=name in options.tiles) for name in options.models}
         given = models, options.capability, options.only
@@ -148,8 +148,8 @@ def main() -> int:
             f"{time.seconds:.0f} s", flush=True,
         )  # fmt: skip
         for name, sizes in models.items():
-            for door, cells in lines(MODELS[name](), options.capability, sizes):
-                if options.only in f"{name} {door}":
+            for kernel, cells in lines(MODELS[name](), options.capability, sizes):
+                if options.only in f"{name} {kernel}":
                     found = (told(cell, options.bandwidth, rate, library_rate) for cell in cells)
-                    print(f"{name} {door}: {', '.join(found)}", flush=True)
+                    print(f"{name} {kernel}: {', '.join(found)}", flush=True)
     return time.code()
