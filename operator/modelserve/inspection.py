@@ -30,7 +30,7 @@ from modelserve.sizing.speculation import Speculation
 
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 _FORMATS = {"BF16": BFLOAT16, "F32": FLOAT32}
-_QUANTISED_DTYPES = {StoredType.INT4: "I32", StoredType.FP8: "F8_E4M3"}  # of the packed weights
+_QUANTISED_DTYPES = {StoredType.INT4: "I32", StoredType.INT8: "I8", StoredType.FP8: "F8_E4M3", StoredType.NVFP4: "U8"}
 _TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
 _DENSE_EXPERTS = {TextLinear.EXPERT_GATE_UP: ".experts.gate_up_proj", TextLinear.EXPERT_DOWN: ".experts.down_proj"}
 

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import pytest
 from architecture_of import architecture_of
+from pydantic import ValidationError
 
 from modelserve.api import ModelServeSpec
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
-from modelserve.model.weight_format import StoredType, WeightFormat, int4
+from modelserve.model.weight_format import (
+    MatrixFormat,
+    MixedLinears,
+    ScaleType,
+    StoredType,
+    TextLinear,
+    WeightFormat,
+    int4,
+)
 from modelserve.planning import AcceleratorOffer, plan
 from modelserve.published import published_assistant, published_model
-from modelserve.sizing.weights.text import tensor_parallel_problem, weight_bytes, weight_terms
+from modelserve.sizing.weights.quantised_tiles import int8_matrix_bytes, nvfp4_matrix_bytes
+from modelserve.sizing.weights.text import (
+    WeightTensor,
+    layer_tensors,
+    tensor_parallel_problem,
+    weight_bytes,
+    weight_terms,
+)
 
 FP8_CHANNEL = WeightFormat(stored=StoredType.FP8, scales="channel")
 FP8_BLOCK = WeightFormat(stored=StoredType.FP8, scales="block")
@@ -89,3 +105,89 @@ def test_a_published_drafter_is_counted() -> None:
         assert planned.per_gpu is not None
         weights.append(planned.per_gpu.weights_bytes)
     assert weights[1] - weights[0] == 939_037_184 + 8, "and a scalar of each layer"
+
+
+NVFP4 = WeightFormat(stored=StoredType.NVFP4, scales="group", group_size=16)
+INT8_CHANNEL = WeightFormat(stored=StoredType.INT8, scales="channel")
+
+
+def test_bytes_of_a_row_in_each_format() -> None:
+    """2,112 inputs, 26B-A4B's MLP: 8.25 tiles of 256 and 16.5 of 128."""
+    rows, inputs = 2816, 2112
+    tensor = WeightTensor("linear", rows, inputs, linear=TextLinear.DOWN)
+
+    def of_row(stored: WeightFormat) -> tuple[float, ...]:
+        return tuple(size / rows for size in tensor.allocations(stored, dense_element=2))
+
+    eight_bits = WeightFormat(stored=StoredType.INT8, scales="group", group_size=32, scale_type=ScaleType.FLOAT16)
+    wide = int4(32, symmetric=False).model_copy(update={"scale_type": ScaleType.FLOAT32})
+    assert of_row(NVFP4) == (1056, 132, 4)
+    assert of_row(INT8_CHANNEL) == (2112, 4)
+    assert of_row(eight_bits) == (2112, 66 * 2)
+    assert of_row(wide) == (1056, 66 * 4, 33)
+    assert nvfp4_matrix_bytes(rows=rows, inputs=inputs) == rows * (9 * 144 + 4)
+    assert int8_matrix_bytes(rows=rows, inputs=inputs, scale_bytes=4) == rows * (17 * 128 + 4)
+
+
+def test_nvfp4_of_31bs_mlp_is_the_published_size() -> None:
+    """nvidia/Gemma-4-31B-IT-NVFP4: the MLP in NVFP4 and the rest in bfloat16 are 32.7 GB with the tower's 1.1."""
+    left = (TextLinear.QKV, TextLinear.OUTPUT)
+    size = weight_bytes(
+        architecture_of("31B"), tensor_parallel_size=1, weight_format=NVFP4.model_copy(update={"dense": left})
+    )
+    assert 31.3e9 < size < 32.7e9
+
+
+def test_a_linear_layer_may_have_a_format_of_its_own() -> None:
+    architecture, own = architecture_of("31B"), (TextLinear.QKV, TextLinear.OUTPUT)
+    by_row = MatrixFormat(stored=StoredType.INT8, scales="channel")
+    mixed = NVFP4.model_copy(update={"mixed": (MixedLinears(linears=own, format=by_row),)})
+    assert str(mixed) == "nvfp4 with int8_channel for qkv, o"
+    assert WeightFormat.model_validate_json(mixed.model_dump_json(by_alias=True)) == mixed
+    assert mixed.of(TextLinear.QKV) is StoredType.INT8
+    assert mixed.of(TextLinear.DOWN) is StoredType.NVFP4
+    assert mixed.of(None) is StoredType.BFLOAT16
+    of_all = weight_terms(architecture, tensor_parallel_size=1, weight_format=NVFP4)["linear"]
+    of_mixed = weight_terms(architecture, tensor_parallel_size=1, weight_format=mixed)["linear"]
+    assert of_mixed - of_all == attention_in(INT8_CHANNEL) - attention_in(NVFP4) > 0
+
+
+def attention_in(stored: WeightFormat) -> int:
+    return sum(
+        sum(tensor.allocations(stored, dense_element=2))
+        for layer in range(architecture_of("31B").num_hidden_layers)
+        for tensor in layer_tensors(architecture_of("31B"), layer, 1)
+        if tensor.linear in (TextLinear.QKV, TextLinear.OUTPUT)
+    )
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"stored": "nvfp4", "scales": "group", "group_size": 32},
+        {"stored": "int8", "scales": "tensor"},
+        {"stored": "int8", "scales": "channel", "symmetric": False},
+        {"stored": "fp8", "scales": "channel", "scale_type": "float16"},
+        {"stored": "bfloat16", "mixed": [{"linears": ["o"], "format": {"stored": "int8", "scales": "channel"}}]},
+        {"stored": "nvfp4", "scales": "group", "group_size": 16, "dense": ["o"],
+         "mixed": [{"linears": ["o"], "format": {"stored": "int8", "scales": "channel"}}]},
+    ],
+)  # fmt: skip
+def test_what_no_checkpoint_can_hold_is_no_format(stored: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        WeightFormat.model_validate(stored)
+
+
+def test_a_format_of_earlier_releases_is_written_as_they_read_it() -> None:
+    """With extra fields forbidden: they refuse what they do not know."""
+    known = {"stored", "scales", "groupSize", "symmetric", "activationOrder", "fp8Activations", "dense"}
+    assert set(int4(32).model_dump(by_alias=True)) == known
+    assert set(FP8_BLOCK.model_dump(by_alias=True)) == known
+
+
+def test_nvfp4_splits_by_whole_groups() -> None:
+    """704 / 8 = 88 is 5.5 groups of 16."""
+    moe = architecture_of("26B-A4B")
+    assert tensor_parallel_problem(moe, 4, weight_format=NVFP4) is None
+    assert "16, the NVFP4 group" in (tensor_parallel_problem(moe, 8, weight_format=NVFP4) or "")
+    assert tensor_parallel_problem(moe, 8, weight_format=INT8_CHANNEL) is None

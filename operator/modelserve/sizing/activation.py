@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
+from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.backends.workspace import product_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
@@ -126,22 +126,18 @@ def activation_terms(
 
 def _product_scratch(architecture: ModelArchitecture, settings: RankSettings) -> dict[str, int]:
     """What products hold: `products` of kernels, `dequantised` of plain PyTorch; nothing where that is nothing."""
-    weight_format = settings.weight_format
-    quantised = weight_format is not None and weight_format.quantised
-    on_kernels = takes_model(architecture) and (not quantised or multiplied_by_kernels(architecture, weight_format))
-    if not settings.on_cpu and on_kernels:
-        count = product_bytes(architecture, settings)
-        return {"products": count} if count else {}
-    if weight_format is None or not quantised:
-        return {}
-    return {
+    on_kernels = not settings.on_cpu and takes_model(architecture)
+    counts = {
+        "products": product_bytes(architecture, settings) if on_kernels else 0,
         "dequantised": dequantised_bytes(
             architecture,
             tensor_parallel_size=settings.tensor_parallel_size,
             max_num_batched_tokens=settings.max_num_batched_tokens,
-            weight_format=weight_format,
-        )
+            weight_format=settings.weight_format,
+            on_kernels=on_kernels,
+        ),
     }
+    return {name: count for name, count in counts.items() if count}
 
 
 def _residual_copies(architecture: ModelArchitecture, tensor_parallel_size: int) -> int:

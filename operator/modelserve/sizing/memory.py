@@ -24,7 +24,7 @@ from modelserve.sizing.activation import (
     activation_terms,
     largest_phase,
 )
-from modelserve.sizing.backends.resolve import multiplied_by_kernels, takes_model
+from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.communicator import communicator_bytes, communicator_source
 from modelserve.sizing.cuda_context import context_bytes, context_source
 from modelserve.sizing.cuda_graphs import graphs_bytes
@@ -189,7 +189,7 @@ def _tensor_terms(
             architecture, tensor_parallel_size=tp, weight_format=weight_format
         )
         padding = tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)
-        if padding and multiplied_by_kernels(architecture, weight_format):
+        if padding and takes_model(architecture):
             weights["tile_padding"] = padding
     if assistant is not None:
         weights["drafter"] = assistant_weight_bytes(assistant, tensor_parallel_size=tp)

@@ -10,7 +10,7 @@ from rank_of import rank_of
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat, int4
 from modelserve.sizing.activation import activation_terms
-from modelserve.sizing.backends.resolve import Formats, multiplied_by_kernels, resolve
+from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
 from modelserve.sizing.cuda_graphs import CUDA_GRAPH_NODE_BYTES, graphs_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, tile_padding_bytes
@@ -77,7 +77,7 @@ def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
     for plain in (terms(int4(32), tokens=64, on_cpu=True), terms(int4(16), tokens=64)):
         assert "products" not in plain
         assert plain["dequantised"] > 43008 * 5376 * 2
-    assert not multiplied_by_kernels(architecture.model_copy(update={"dtype": "float32"}), FP8)
+    assert not takes_model(architecture.model_copy(update={"dtype": "float32"}))
 
 
 def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:

@@ -278,7 +278,12 @@ class Gemma4ForCausalLM(nn.Module):
         if not matrices:
             return
         computed = self.architecture.model_copy(update={"dtype": str(self.dtype).removeprefix("torch.")})
-        size = workspace_bytes(computed, tensor_parallel_size=self.parallel.size, weight_format=self.weight_format)
+        size = workspace_bytes(
+            computed,
+            tensor_parallel_size=self.parallel.size,
+            weight_format=self.weight_format,
+            on_kernels=self.placement.operations.table.on_kernels,
+        )
         workspace = torch.empty(size, dtype=torch.uint8, device=self.norm.weight.device)
         for matrix in matrices:
             matrix.workspace = workspace

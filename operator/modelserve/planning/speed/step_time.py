@@ -53,6 +53,7 @@ from modelserve.sizing.weights.text import (
 # Widths of a row that are moved where it chooses experts: for the router, into and out of their order, and to the sum.
 # 404 us a layer of 26B-A4B at 8,192 rows on an H200, less the norm that the sum takes the place of.
 EXPERT_MOVES = 28
+_FOUR_BITS = (StoredType.INT4, StoredType.NVFP4)
 
 
 class StepTime(NamedTuple):
@@ -145,12 +146,13 @@ class RankSpeed:
         work = _work(architecture, tensor_parallel, weight_format, by_rows=by_rows, narrowed=not exact)
         self._idle_base, self._exposed, self._expert_exposed = work.idle_base, rates.exposed, rates.expert_exposed
         self._drafted = work.layers * rates.drafted_layer_seconds, work.layers * rates.drafted_row_seconds
-        packed = _quantised_share(architecture, tensor_parallel, weight_format)
+        packed = _quantised_shares(architecture, tensor_parallel, weight_format)
+        read_rates = {stored: rates.int4_read if stored in _FOUR_BITS else rates.fp8_read for stored in packed}
+        seconds = sum(share / read_rates[stored] for stored, share in packed.items())
+        weight_read = device.bandwidth / ((1 - sum(packed.values())) / rates.weight_read + seconds)
         stored = weight_format.stored if weight_format is not None else None
-        packed_read = rates.int4_read if stored is StoredType.INT4 else rates.fp8_read
-        weight_read = device.bandwidth / ((1 - packed) / rates.weight_read + packed / packed_read)
         rounds = weight_format is not None and stored is StoredType.FP8 and weight_format.fp8_activations
-        unpacked = rates.int4_linear if stored is StoredType.INT4 else rates.linear
+        unpacked = rates.int4_linear if stored in _FOUR_BITS else rates.linear
         linear = device.flops * (rates.fp8_linear if rounds else unpacked)
         expert_linear = linear * rates.expert_linear / rates.linear
         self._every_step = work.read_bytes / weight_read
@@ -306,18 +308,20 @@ def _work(
 
 
 @lru_cache(maxsize=256)  # every candidate asks, and there are few models and numbers of ranks
-def _quantised_share(
+def _quantised_shares(
     architecture: ModelArchitecture, tensor_parallel: int, weight_format: WeightFormat | None
-) -> float:
-    """Of the bytes of a rank's weights, without the tables of embeddings that a token takes a row of."""
+) -> dict[StoredType, float]:
+    """Of the bytes of a rank's weights, without the tables of embeddings that a token takes a row of, by type."""
     if weight_format is None or not weight_format.quantised:
-        return 0.0
+        return {}
     terms = weight_terms(architecture, tensor_parallel_size=tensor_parallel, weight_format=weight_format)
     terms.pop("per_layer_embedding", None)
-    tensors = weight_tensors(architecture, tensor_parallel_size=tensor_parallel)
-    packed = (each for each in tensors if weight_format.of(each.linear) is weight_format.stored)
-    element = element_bytes(architecture)
-    return sum(sum(each.allocations(weight_format, dense_element=element)) for each in packed) / sum(terms.values())
+    packed, element = dict[StoredType, int](), element_bytes(architecture)
+    for each in weight_tensors(architecture, tensor_parallel_size=tensor_parallel):
+        if (stored := weight_format.matrix(each.linear)).quantised:
+            size = sum(each.allocations(weight_format, dense_element=element))
+            packed[stored.stored] = packed.get(stored.stored, 0) + size
+    return {stored: size / sum(terms.values()) for stored, size in packed.items()}
 
 
 def _layers_of_all_rows(architecture: ModelArchitecture) -> ModelArchitecture:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, generation_of
 from modelserve.sizing.backends.registry import Matrix, ProductKernel
 from modelserve.sizing.backends.table import ANY_ROWS, LIBRARY, Backend, Ends, Operation, any_rows
 from modelserve.sizing.weights.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
-    INT4_GROUPS,
     INT4_TILE_INPUTS,
     SPLIT_SUM_BYTES,
     dequantised_rows,
     int4_tiles,
+    takes_format,
 )
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
@@ -52,11 +52,6 @@ def most_fused_rows(capability: int) -> int:
 def integer_bytes(rows: int, tiles: int) -> int:
     """Of x as integers: `tiles` of 256 inputs of so many rows, two bytes each, and two floats for 32 of them."""
     return tiles * rows * (2 * INT4_TILE_INPUTS + INT4_TILE_INPUTS // 32 * 8)
-
-
-def takes_format(weight_format: WeightFormat) -> bool:
-    """Whether kernels multiply by the quantised matrices of this format; else they are dequantised for each product."""
-    return weight_format.stored is StoredType.FP8 or weight_format.group_size in INT4_GROUPS
 
 
 def grouped_rows_bytes(rows: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat
+from modelserve.model.weight_format import MatrixFormat, StoredType, TextLinear, WeightFormat
 from modelserve.sizing.backends.table import ANY_ROWS, HEAD, LIBRARY, NO_ENDS, Backend, Choice, Ends, Operation
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.weights.quantised_tiles import fp8_inputs
@@ -43,9 +43,10 @@ class Matrix:
         return StoredType.BFLOAT16 if self.weight_format is None else self.weight_format.of(self.linear)
 
     @property
-    def quantised(self) -> WeightFormat | None:
+    def quantised(self) -> MatrixFormat | None:
         """Its format, None of a dense matrix."""
-        return self.weight_format if self.stored in (StoredType.INT4, StoredType.FP8) else None
+        found = None if self.weight_format is None else self.weight_format.matrix(self.linear)
+        return found if found is not None and found.quantised else None
 
     @property
     def exact(self) -> bool:

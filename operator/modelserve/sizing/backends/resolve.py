@@ -10,7 +10,7 @@ from typing import get_args
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
-from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat
+from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.sizing.backends.attention import AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
@@ -24,7 +24,6 @@ from modelserve.sizing.backends.products import (
     GROUPED_TILE,
     MOST_GROUPED_BYTES,
     PRODUCTS,
-    takes_format,
 )
 from modelserve.sizing.backends.registry import Matrix, choices_of
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Subject
@@ -61,14 +60,6 @@ def takes_model(architecture: ModelArchitecture) -> bool:
     pairs, widths = architecture.global_rotary_pairs, (architecture.head_dim, architecture.global_head_dim)
     tiled = all(width >= 64 and width & (width - 1) == 0 for width in widths)
     return architecture.dtype == "bfloat16" and tiled and pairs >= 32 and architecture.global_head_dim == 8 * pairs
-
-
-def multiplied_by_kernels(architecture: ModelArchitecture, weight_format: WeightFormat | None) -> bool:
-    """Whether a GPU's kernels multiply by the format's matrices, which they hold in an order of their own; where not,
-    it dequantises as a CPU does."""
-    if weight_format is None or not weight_format.quantised:
-        return False
-    return takes_model(architecture) and takes_format(weight_format)
 
 
 @lru_cache(maxsize=256)
@@ -185,7 +176,7 @@ def _experts(
     """Router, products and what adds both branches. Rows of a step are dealt to experts, whose products then are
     grouped ones; few rows in bfloat16 find their experts themselves, in profile fast."""
     backend = Backend.PLAIN if capability is None else Backend.TRITON
-    stored = {StoredType.BFLOAT16 if weight_format is None else weight_format.of(each) for each in _EXPERT_LINEARS}
+    quantised = weight_format is not None and any(weight_format.matrix(each).quantised for each in _EXPERT_LINEARS)
 
     def choice(operation: Operation, *kernels: str, most_rows: int | None = None) -> Choice:
         return Choice(operation, backend, kernels if capability else (LIBRARY,), most_rows=most_rows)
@@ -196,7 +187,7 @@ def _experts(
         yield replace(choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS), fuses_norm=ranks == 1)
     # On one rank the kernel ahead of it stores the norm that experts take, too.
     yield choice(Operation.ROUTE, "route_many", *(("rms_norm",) if ranks > 1 else ()))
-    if few and not stored & {StoredType.INT4, StoredType.FP8}:
+    if few and not quantised:
         if streamed and _streams(model, ranks):
             yield Choice(
                 Operation.EXPERTS, Backend.HOPPER, ("chosen_rows", "chosen_rows"),

@@ -9,15 +9,25 @@ from functools import lru_cache
 from math import gcd
 
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.weight_format import FP8_BLOCK, StoredType, WeightFormat
+from modelserve.model.weight_format import FP8_BLOCK, NVFP4_GROUP, MatrixFormat, ScaleType, StoredType, WeightFormat
 from modelserve.sizing.weights.text import WeightTensor, weight_tensors
 
 INT4_TILE_INPUTS = 256  # inputs of one tile; the last tile of a row is filled up with zeros
 INT4_GROUPS = (32, 64, 128, 256)  # inputs of a scale that the kernels take
 INT4_FUSED_ROWS = 128  # rows of inputs up to which every GPU unpacks INT4 inside of a product
+NVFP4_TILE_INPUTS = 256  # of NVFP4, likewise
+INT8_TILE_INPUTS = 128  # of INT8, likewise
 FP8_PAIR_INPUTS = 64  # inputs of the two planes that FP8 elements are paired from; filled up likewise
 SPLIT_SUM_BYTES = 17 << 20  # parts of sums over split inputs, and counters, once per GPU
 DEQUANTISED_BLOCK_BYTES = 128 << 20  # bfloat16 rows of a matrix that a product of many rows has beside it at a time
+
+
+def takes_format(stored: MatrixFormat) -> bool:
+    """Whether kernels multiply by a quantised matrix of this format, which they hold in an order of their own; else it
+    is dequantised for each product."""
+    if stored.stored is StoredType.INT4:
+        return stored.group_size in INT4_GROUPS and stored.scale_type is ScaleType.BFLOAT16
+    return stored.stored is StoredType.FP8
 
 
 def int4_tiles(inputs: int) -> int:
@@ -25,10 +35,21 @@ def int4_tiles(inputs: int) -> int:
     return -(-inputs // INT4_TILE_INPUTS)
 
 
-def int4_matrix_bytes(*, rows: int, inputs: int, group: int, zero_points: bool) -> int:
-    """Words, scales (bfloat16) and zero points (two in a byte) of one matrix."""
+def int4_matrix_bytes(*, rows: int, inputs: int, group: int, zero_points: bool, scale_bytes: int = 2) -> int:
+    """Words, scales and zero points (two in a byte) of one matrix."""
     tiles, groups = int4_tiles(inputs), INT4_TILE_INPUTS // group
-    return rows * tiles * (INT4_TILE_INPUTS // 2 + 2 * groups + (-(-groups // 2) if zero_points else 0))
+    return rows * tiles * (INT4_TILE_INPUTS // 2 + scale_bytes * groups + (-(-groups // 2) if zero_points else 0))
+
+
+def nvfp4_matrix_bytes(*, rows: int, inputs: int) -> int:
+    """Words, e4m3 scales, and a float32 scale per row of one matrix."""
+    tiles = -(-inputs // NVFP4_TILE_INPUTS)
+    return rows * (tiles * (NVFP4_TILE_INPUTS // 2 + NVFP4_TILE_INPUTS // NVFP4_GROUP) + 4)
+
+
+def int8_matrix_bytes(*, rows: int, inputs: int, scale_bytes: int) -> int:
+    """Elements of one matrix, and `scale_bytes` of scales for each row."""
+    return rows * (-(-inputs // INT8_TILE_INPUTS) * INT8_TILE_INPUTS + scale_bytes)
 
 
 def fp8_inputs(inputs: int) -> int:
@@ -52,31 +73,39 @@ def tile_padding_bytes(
     architecture: ModelArchitecture, *, tensor_parallel_size: int, weight_format: WeightFormat | None
 ) -> int:
     """Bytes by which one rank's matrices are larger than published ones where kernels multiply by them
-    (`multiplied_by_kernels`); 0 for most shapes."""
+    (`takes_format`); 0 for most shapes."""
     if weight_format is None:
         return 0
     quantised = [
         tensor
         for tensor in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size)
-        if weight_format.of(tensor.linear) in (StoredType.INT4, StoredType.FP8)
+        if takes_format(weight_format.matrix(tensor.linear))
     ]
     published = (sum(tensor.allocations(weight_format, dense_element=0)) for tensor in quantised)
-    return sum(_held_bytes(tensor, weight_format) for tensor in quantised) - sum(published)
+    held = (_held_bytes(tensor, weight_format.matrix(tensor.linear)) for tensor in quantised)
+    return sum(held) - sum(published)
 
 
-def _held_bytes(tensor: WeightTensor, weight_format: WeightFormat) -> int:
+def _held_bytes(tensor: WeightTensor, stored: MatrixFormat) -> int:
     """Of a quantised matrix in the kernels' order."""
-    stored = weight_format.of(tensor.linear)
-    if stored is StoredType.INT4:
-        assert weight_format.group_size is not None
-        order = tensor.columns * 4 if weight_format.activation_order else 0
+    rows, inputs = tensor.rows, tensor.columns
+    if stored.stored is StoredType.INT4:
+        assert stored.group_size is not None
+        order = inputs * 4 if stored.activation_order else 0
         return order + tensor.count * int4_matrix_bytes(
-            rows=tensor.rows,
-            inputs=tensor.columns,
-            group=weight_format.group_size,
-            zero_points=not weight_format.symmetric,
+            rows=rows,
+            inputs=inputs,
+            group=stored.group_size,
+            scale_bytes=stored.scale_type.bytes,
+            zero_points=not stored.symmetric,
         )
-    scales = tensor.rows
-    if weight_format.scales == "block":
-        scales = -(-tensor.rows // fp8_scale_rows(tensor.parts)) * -(-tensor.columns // FP8_BLOCK)
-    return tensor.count * (tensor.rows * fp8_inputs(tensor.columns) + 4 * scales)
+    if stored.stored is StoredType.NVFP4:
+        return tensor.count * nvfp4_matrix_bytes(rows=rows, inputs=inputs)
+    if stored.stored is StoredType.INT8:
+        groups = inputs // stored.group_size if stored.group_size else None
+        scale_bytes = 4 if groups is None else groups * stored.scale_type.bytes
+        return tensor.count * int8_matrix_bytes(rows=rows, inputs=inputs, scale_bytes=scale_bytes)
+    scales = rows
+    if stored.scales == "block":
+        scales = -(-rows // fp8_scale_rows(tensor.parts)) * -(-inputs // FP8_BLOCK)
+    return tensor.count * (rows * fp8_inputs(inputs) + 4 * scales)

@@ -2,9 +2,12 @@
 
 A linear layer of N outputs and K inputs takes, by format:
     bfloat16, float32    N K e
-    int4, groups of g    N K / 2 + 2 N K / g              packed int4, one bfloat16 scale per group
+    int4, groups of g    N K / 2 + s N K / g              packed int4, one scale of s bytes (2 or 4) per group
                          + N K / 2 g                      packed zero points, where groups are asymmetric
                          + 4 K                            the order of its inputs, with an activation order
+    int8, groups of g    N K + s N K / g                  one scale of s bytes per group
+    int8                 N K + 4 N                        float32 scales: one per output row
+    nvfp4                N K / 2 + N K / 16 + 4 N         e2m1, e4m3 scales, and the float32 scale of its matrix by row
     fp8                  N K + 4 N                        e4m3, float32 scales: one per output row
     fp8 in blocks        N K + 4 ceil(N / 128) ceil(K / 128)   of each checkpoint matrix that is fused into it
 Embeddings, norms, scalars and the router stay in bfloat16 in the quantised formats, and so do linear layers that the
@@ -19,7 +22,7 @@ from functools import lru_cache
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import EXPERT_WIDTH_MULTIPLE, LayerKind, ModelArchitecture
-from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat, dense_format
+from modelserve.model.weight_format import FP8_BLOCK, Layout, StoredType, TextLinear, WeightFormat, dense_format
 
 PACKED = 8  # int4 elements of an int32
 SEGMENT_BYTES = 2 << 20  # device memory is taken in whole segments of this size by tensors of LARGE_TENSOR_BYTES on
@@ -46,17 +49,21 @@ class WeightTensor:
 
         `dense_element`: bytes of an element of what is not quantised.
         """
-        stored = weight_format.of(self.linear)
-        if stored is StoredType.INT4:
-            groups = self.parameters // (weight_format.group_size or 1)
-            zero_points = () if weight_format.symmetric else (groups // PACKED * 4,)
-            order = (self.columns * 4,) if weight_format.activation_order else ()
-            return self.parameters // 2, groups * 2, *zero_points, *order
-        if stored is StoredType.FP8:
-            if weight_format.scales != "block":
-                return self.parameters, self.rows * self.count * 4
+        stored = weight_format.matrix(self.linear)
+        groups = self.parameters // (stored.group_size or 1)
+        if stored.stored is StoredType.INT4:
+            zero_points = () if stored.symmetric else (groups // PACKED * 4,)
+            order = (self.columns * 4,) if stored.activation_order else ()
+            return self.parameters // 2, groups * stored.scale_type.bytes, *zero_points, *order
+        if stored.stored is StoredType.NVFP4:
+            return self.parameters // 2, groups, self.rows * self.count * 4
+        if stored.stored is StoredType.INT8 and stored.scales == "group":
+            return self.parameters, groups * stored.scale_type.bytes
+        if stored.scales == "block":
             block_rows = sum(-(-part // FP8_BLOCK) for part in self.parts or (self.rows,))
             return self.parameters, self.count * block_rows * -(-self.columns // FP8_BLOCK) * 4
+        if stored.quantised:
+            return self.parameters, self.rows * self.count * 4
         return (self.parameters * dense_element,)
 
 
@@ -152,7 +159,7 @@ def tensor_parallel_problem(
     expert_width = architecture.moe_intermediate_size
     limits = [("moe_intermediate_size", expert_width, expert_width // tp, EXPERT_WIDTH_MULTIPLE, "")]
     if weight_format is not None and weight_format.quantised:
-        if weight_format.activation_order and tp > 1:
+        if tp > 1 and any(each.activation_order for each in weight_format.formats()):
             return (
                 f"tensor parallel size {tp} does not split weights with an activation order (weight_g_idx): the inputs "
                 "of a group lie on all ranks; use 1, or a checkpoint without one (actorder weight or null)"
@@ -178,17 +185,19 @@ def _cut_limits(
 ) -> Iterator[tuple[str, int, int, int, str]]:
     """(dimension, its size, a rank's share, what the share must be a multiple of, why) of a quantised format.
 
-    Inputs come in whole INT4 groups, since a group has one scale: 26B-A4B's 704 / 4 = 176 is 5.5 groups of 32, so its
-    experts split over 2 ranks at most. Outputs with zero points come in eights, which are packed together. Where FP8
-    has blocks, a dimension is cut between them; one that is not cut may end in part of a block.
+    Inputs come in whole groups, since a group has one scale: 26B-A4B's 704 / 4 = 176 is 5.5 groups of 32, so its
+    experts split over 2 ranks at most in INT4. Outputs that are packed together, or whose zero points are, come in
+    eights. Where FP8 has blocks, a dimension is cut between them; one that is not cut may end in part of a block.
     """
     for linear, is_input, name, value, share in _dimensions(architecture, tp):
-        stored = weight_format.of(linear)
-        if stored is StoredType.INT4 and is_input:
-            yield name, value, share, weight_format.group_size or 1, ", the INT4 group"
-        elif stored is StoredType.INT4 and not weight_format.symmetric:
+        stored = weight_format.matrix(linear)
+        if stored.group_size is not None and is_input:
+            yield name, value, share, stored.group_size, f", the {stored.stored.upper()} group"
+        elif stored.stored is StoredType.INT4 and stored.layout is Layout.AWQ:
+            yield name, value, share, PACKED, ", the outputs that are packed together"
+        elif stored.stored is StoredType.INT4 and not stored.symmetric:
             yield name, value, share, PACKED, ", the outputs whose zero points are packed together"
-        elif stored is StoredType.FP8 and weight_format.scales == "block" and share != value:
+        elif stored.scales == "block" and share != value:
             yield name, value, share, FP8_BLOCK, ", the FP8 block"
 
 
