@@ -10,7 +10,8 @@ import asyncio
 import copy
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -52,21 +53,41 @@ from modelserve_operator.writing.apply import Applier
 Body = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Request:
+    """What the operator asks for by a method of `Kube`, its `verb`."""
+
+    verb: str
+    kind: ResourceKind
+    name: str = ""
+    body: Any = None
+    subresource: str | None = None
+
+
+Between = Callable[[Request], Awaitable[None] | None]
+
+
 class FakeCluster:
-    """Implements `Kube`. `writes` records what came through it; changes made with `put` are somebody else's."""
+    """Implements `Kube`. `writes` records what came through it; changes made with `put` are somebody else's.
+
+    A test has `asked` called before a request is looked at, and `answered` before its answer arrives: who raises there
+    is what the operator hears in place of it.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[tuple[ResourceKind, str, str], Body] = {}
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
-        self.hub = "c0" * 20  # commit that every branch of the Hub stands for now
+        self.hub: str | None = "c0" * 20  # commit that every branch of the Hub stands for now; None: no pod has told
         self.hub_asked = 0
         self.happenings: dict[str, list[Body]] = {}  # uid -> Events of others about it
         self.clock: Callable[[], datetime] = lambda: datetime(2026, 1, 1, tzinfo=UTC)
         self.refused_kinds: dict[ResourceKind, int] = dict.fromkeys(OPTIONAL, 404)  # kind -> status of its LIST
         self.admission: Callable[[ResourceKind, Body], None] | None = None  # a mutating webhook
         self.listener: Callable[[ResourceKind, Body, bool], None] | None = None
+        self.asked: Between | None = None
+        self.answered: Between | None = None
         self._numbers = itertools.count(1)
         self._applied: dict[str, Body] = {}  # uid -> what the operator last applied: its own fields
 
@@ -75,6 +96,7 @@ class FakeCluster:
     async def pages(
         self, kind: ResourceKind, *, namespace: str | None = None, owner: str | None = None
     ) -> AsyncIterator[list[Body]]:
+        await _call(self.asked, Request("pages", kind))
         if kind in self.refused_kinds:
             raise KubeError(self.refused_kinds[kind], f"GET {kind.path()}")
         items = [
@@ -83,14 +105,18 @@ class FakeCluster:
             if each is kind and namespace in (None, space) and (not kind.owned or _ours(body))
             if owner in (None, labels.label_of(body, labels.NAME))
         ]
+        await _call(self.answered, Request("pages", kind))
         yield items
 
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> Body | None:
+        await _call(self.asked, Request("get", kind, name))
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
     async def apply(self, kind: ResourceKind, body: Mapping[str, Any], *, subresource: str | None = None) -> Body:
         document = json.loads(json.dumps(body))  # as the wire would carry it
         space, name = key_of(document)
+        request = Request("apply", kind, name, document, subresource)
+        await _call(self.asked, request)
         self.writes.append((f"apply{'/' + subresource if subresource else ''}", kind.kind, name))
         before = self.objects.get((kind, space, name))
         if before is None:
@@ -100,6 +126,7 @@ class FakeCluster:
         self._admit(kind, merged)
         stored = self._store(kind, merged)
         self._applied[stored["metadata"]["uid"]] = document
+        await _call(self.answered, request)
         return copy.deepcopy(stored)
 
     async def json_patch(
@@ -111,6 +138,8 @@ class FakeCluster:
         operations: Sequence[Mapping[str, Any]],
         subresource: str | None = None,
     ) -> Body:
+        request = Request("json_patch", kind, name, operations, subresource)
+        await _call(self.asked, request)
         self.writes.append((f"patch{'/' + subresource if subresource else ''}", kind.kind, name))
         if (kind, namespace, name) not in self.objects:
             raise KubeError(404, f"{kind.plural} {name} not found")
@@ -128,7 +157,9 @@ class FakeCluster:
             else:
                 place[last] = copy.deepcopy(operation["value"])
         self._admit(kind, body)
-        return copy.deepcopy(self._store(kind, body))
+        stored = self._store(kind, body)
+        await _call(self.answered, request)
+        return copy.deepcopy(stored)
 
     def _admit(self, kind: ResourceKind, body: Body) -> None:
         spec = body.get("spec") or {}
@@ -147,6 +178,7 @@ class FakeCluster:
             self.remove(kind, namespace, name)
 
     async def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[Body]]:
+        await _call(self.asked, Request("unplaced_pods", POD))
         pods = [body for body in self.of(POD) if namespace in (None, body["metadata"]["namespace"])]
         yield [body for body in pods if "nodeName" not in body["spec"] and body["status"]["phase"] == "Pending"]
 
@@ -156,6 +188,7 @@ class FakeCluster:
         return self.happenings.get(uid, [])
 
     async def read_worker(self, pod: Mapping[str, Any], path: str) -> Body:
+        await _call(self.asked, Request("read_worker", POD, pod["metadata"]["name"]))
         try:
             return self.worker_plans[pod["metadata"]["name"]]
         except KeyError:
@@ -250,7 +283,7 @@ class FakeCluster:
 
     def _resolved(self, namespace: str, pod: Body) -> Body:
         """What the container `resolve` of a pod told: the commit of its mounted file, else what the Hub says now."""
-        if not any(each["name"] == "resolve" for each in pod.get("initContainers", ())):
+        if self.hub is None or not any(each["name"] == "resolve" for each in pod.get("initContainers", ())):
             return {}
         (volume,) = (each for each in pod["volumes"] if each["name"] == "commit")
         recorded = self.objects.get((CONFIG_MAP, namespace, volume["configMap"]["name"]))
@@ -333,6 +366,11 @@ class FakeCluster:
             self.listener(kind, copy.deepcopy(body), deleted)
 
 
+async def _call(between: Between | None, request: Request) -> None:
+    if between is not None and (waiting := between(request)) is not None:
+        await waiting
+
+
 def _apply_over(live: Any, document: Any, *, dropped: Any) -> Any:
     """Server-side apply by one manager among others: its values win, what it no longer sets goes, the rest stays."""
     if isinstance(live, Mapping) and isinstance(document, Mapping):
@@ -404,6 +442,7 @@ class World:
         self.settings = Settings(worker_image="worker:test")
         self.pending: set[Key] = set()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.after_each: Callable[[], None] = lambda: None  # of a reconcile, and what controllers did then
         self.due: dict[Key, datetime] = {}  # when the last reconcile of a key asked to be called again
         self.restart_operator()
 
@@ -439,6 +478,7 @@ class World:
                     self.now + timedelta(seconds=delay) if delay is not None else datetime.max.replace(tzinfo=UTC)
                 )
                 self.cluster.run_controllers()
+                self.after_each()
                 for _ in range(5):  # what workers are asked beside it
                     await asyncio.sleep(0)
             raise AssertionError(f"the operator does not come to rest: {self.cluster.writes[-10:]}")

@@ -184,15 +184,12 @@ def test_what_was_learned_survives_a_restart_and_its_deletion_measures_anew(worl
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_namespace_that_cannot_be_written_stops_nothing(world, monkeypatch, caplog, status: int) -> None:
-    apply = world.cluster.apply
-
-    async def refuse(kind, body, **kwargs):
-        if body["metadata"]["name"] == CALIBRATION_NAME:
+def test_a_namespace_that_cannot_be_written_stops_nothing(world, caplog, status: int) -> None:
+    def refuse(request) -> None:
+        if (request.verb, request.name) == ("apply", CALIBRATION_NAME):
             raise KubeError(status, "no")
-        return await apply(kind, body, **kwargs)
 
-    monkeypatch.setattr(world.cluster, "apply", refuse)
+    world.cluster.asked = refuse
     world.add_node("a", **H200)
     world.create(SPEC, name="first")
     _measure(world, "first", weights=700 * MIB)

@@ -98,19 +98,16 @@ def test_what_the_user_says_stands_alone(ready_world, annotation: dict[str, str]
     assert set(_told(ready_world).values()) == {said}
 
 
-def test_without_leave_to_patch_pods_nothing_else_is_held_up(ready_world, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch = ready_world.cluster.json_patch
-
-    async def refused(kind: Any, **arguments: Any) -> Any:
-        if kind is POD:
+def test_without_leave_to_patch_pods_nothing_else_is_held_up(ready_world) -> None:
+    def refuse(request: Any) -> None:
+        if (request.verb, request.kind) == ("json_patch", POD):
             raise KubeError(403, "pods is forbidden")
-        return await patch(kind, **arguments)
 
-    monkeypatch.setattr(ready_world.cluster, "json_patch", refused)
+    ready_world.cluster.asked = refuse
     ready_world.edit(replicas=2)
     ready_world.make_ready()
     assert ready_world.condition("Ready") == ("True", "RolledOut")
     assert sum(Pod.from_body(pod).ready for pod in ready_world.cluster.of(POD)) == 2
-    monkeypatch.undo()
+    ready_world.cluster.asked = None
     ready_world.pass_time(61)
     assert set(_told(ready_world).values()) == {FREE}

@@ -100,16 +100,15 @@ def test_several_go_one_after_the_other(one) -> None:
     assert len(one.cluster.of(POD)) == 3
 
 
-def test_without_leave_to_mark_it_the_worker_stays_and_the_other_too(one, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_leave_to_mark_it_the_worker_stays_and_the_other_too(one) -> None:
     """Else the newer one went, and the next one came, for ever."""
-    plan_hash, patch = one.served_hash(), one.cluster.json_patch
+    plan_hash = one.served_hash()
 
-    async def refused(kind: Any, **arguments: Any) -> Any:
-        if kind is POD:
+    def refuse(request: Any) -> None:
+        if (request.verb, request.kind) == ("json_patch", POD):
             raise KubeError(403, "pods is forbidden")
-        return await patch(kind, **arguments)
 
-    monkeypatch.setattr(one.cluster, "json_patch", refused)
+    one.cluster.asked = refuse
     _node(one, "a", **CORDON)
     _place(one, "b")
     with pytest.raises(KubeError):

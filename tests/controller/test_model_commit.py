@@ -105,8 +105,8 @@ def test_a_commit_that_is_named_is_not_asked_for(world) -> None:
     assert [each["name"] for each in body["data"]["template"]["spec"]["initContainers"]] == ["fetch"]
 
 
-def test_until_one_has_told_there_is_one(world, monkeypatch) -> None:
-    monkeypatch.setattr(world.cluster, "_resolved", lambda namespace, pod: {})
+def test_until_one_has_told_there_is_one(world) -> None:
+    world.cluster.hub = None
     world.add_node("a", product="NVIDIA-H200", memory_mib=143_771, gpus=8)
     world.create({"model": MODEL, "replicas": 3}, name="big")
     assert list(world.deployments().values()) == [1]

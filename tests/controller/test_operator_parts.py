@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -298,19 +298,16 @@ async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_mi
     assert seen == [Key("ml", "m")]
 
 
-async def test_a_listing_is_older_than_the_events_heard_meanwhile(world, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listing_is_older_than_the_events_heard_meanwhile(world) -> None:
     body = {"metadata": {"name": "gone", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
     world.cluster.put(MODEL_SERVE, body)
-    answer = world.cluster.pages
 
-    async def overtaken(kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
-        async for page in answer(kind, namespace=namespace):
-            if kind is MODEL_SERVE:
-                world.cluster.put(MODEL_SERVE, {**body, "metadata": {"name": "made", "namespace": "ml"}})
-                world.cluster.remove(MODEL_SERVE, "ml", "gone")
-            yield page
+    def overtake(request: Any) -> None:
+        if (request.verb, request.kind) == ("pages", MODEL_SERVE):
+            world.cluster.put(MODEL_SERVE, {**body, "metadata": {"name": "made", "namespace": "ml"}})
+            world.cluster.remove(MODEL_SERVE, "ml", "gone")
 
-    monkeypatch.setattr(world.cluster, "pages", overtaken)
+    world.cluster.answered = overtake
     await world.gatherer.relist()
     assert world.gatherer.known_keys() == {Key("ml", "made")}
 
@@ -319,7 +316,7 @@ async def test_a_listing_is_older_than_the_events_heard_meanwhile(world, monkeyp
     (DEPLOYMENT, 0, (0, False)), (DEPLOYMENT, 500, (1, False)), (NODE_POOL, 500, (1, True)),
 ])  # fmt: skip
 async def test_a_kind_that_cannot_be_listed_keeps_no_other_from_being_healed(
-    world, monkeypatch: pytest.MonkeyPatch, refused: ResourceKind, status: int, healed: tuple[int, bool]
+    world, refused: ResourceKind, status: int, healed: tuple[int, bool]
 ) -> None:
     """Where nobody answers nothing more is asked for. A ModelServe is not known without its children. What a pass has
     found is reconciled when the next one goes through."""
@@ -328,20 +325,17 @@ async def test_a_kind_that_cannot_be_listed_keeps_no_other_from_being_healed(
     world.cluster.listener = None  # the watches are away
     world.cluster.put(MODEL_SERVE, {"metadata": {"name": "missed", "namespace": "ml"}, "spec": {}})
     world.cluster.put(NODE, {"metadata": {"name": "a", "labels": node_labels}, "status": {}})
-    answer = world.cluster.pages
 
-    async def partly(kind: ResourceKind, *, namespace: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
-        if kind is refused:
+    def refuse(request: Any) -> None:
+        if (request.verb, request.kind) == ("pages", refused):
             raise KubeError(status, "not now")
-        async for page in answer(kind, namespace=namespace):
-            yield page
 
-    monkeypatch.setattr(world.cluster, "pages", partly)
+    world.cluster.asked = refuse
     with pytest.raises(KubeError, match="not now"):
         await world.gatherer.relist()
     observed = await world.gatherer.observe(Key("ml", "known"))
     assert (len(observed.supply.pools), Key("ml", "missed") in world.gatherer.known_keys()) == healed
-    monkeypatch.setattr(world.cluster, "pages", answer)
+    world.cluster.asked = None
     heard, _ = await world.gatherer.relist()
     assert heard == Heard(frozenset({Key("ml", "missed")}), supply=True)
     assert (await world.gatherer.relist())[0].keys == set(), "once"

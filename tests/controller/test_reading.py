@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +15,6 @@ from modelserve_operator.cluster.kube import WorkerUnreachableError
 from modelserve_operator.gathering import watchdog
 from modelserve_operator.gathering.replanning import Replanning
 from modelserve_operator.gathering.watchdog import Watchdog
-from modelserve_operator.learning import worker_reports
 from modelserve_operator.planning import revision_builder
 from modelserve_operator.process.work_queue import Key, WorkQueue
 
@@ -37,19 +35,19 @@ def four(ready_world):
 
 
 async def test_workers_that_hang_are_asked_at_once_and_no_reconcile_waits_for_them(
-    four, monkeypatch: pytest.MonkeyPatch
+    four,
 ) -> None:
-    monkeypatch.setattr(worker_reports, "FIRST_ANSWER_SECONDS", 0.01)
     under_way, asked, answer = 0, 0, asyncio.Event()
 
-    async def hang(pod: Mapping[str, Any], path: str) -> dict[str, Any]:
+    async def hang(request: Any) -> None:
         nonlocal under_way, asked
-        under_way, asked = under_way + 1, asked + 1
-        await answer.wait()
-        under_way -= 1
-        raise WorkerUnreachableError(path)
+        if request.verb == "read_worker":
+            under_way, asked = under_way + 1, asked + 1
+            await answer.wait()
+            under_way -= 1
+            raise WorkerUnreachableError(request.name)
 
-    monkeypatch.setattr(four.cluster, "read_worker", hang)
+    four.cluster.asked = hang
     observed = await four.gatherer.observe(Key("ml", "tiny"))
     assert (under_way, asked) == (3, 3)
     assert len(observed.reports) == 1, "what the fourth one said is known"
@@ -70,20 +68,11 @@ async def test_workers_that_hang_are_asked_at_once_and_no_reconcile_waits_for_th
     assert asked == 6
 
 
-def test_a_worker_that_cannot_be_asked_is_asked_less_and_less_and_said(
-    four, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_that_cannot_be_asked_is_asked_less_and_less_and_said(four, caplog: pytest.LogCaptureFixture) -> None:
     """A default-deny policy in a tenant's namespace gives this for every worker, for ever."""
     four.edit(replicas=4)
     asked: list[datetime] = []
-    read = four.cluster.read_worker
-
-    async def counted(pod: Mapping[str, Any], path: str) -> dict[str, Any]:
-        asked.append(four.now)
-        answer: dict[str, Any] = await read(pod, path)
-        return answer
-
-    monkeypatch.setattr(four.cluster, "read_worker", counted)
+    four.cluster.asked = lambda request: asked.append(four.now) if request.verb == "read_worker" else None
     assert four.condition("Ready") == ("True", "RolledOut")
     assert "cannot" not in four.message("WorkersReady")
     (key,) = four.due
@@ -99,14 +88,9 @@ def test_a_worker_that_cannot_be_asked_is_asked_less_and_less_and_said(
     assert "not known" not in four.message("WorkersReady")
 
 
-def test_a_claim_is_read_now_and_then(ready_world, monkeypatch: pytest.MonkeyPatch) -> None:
-    get, read = ready_world.cluster.get, []
-
-    async def counted(kind: ResourceKind, *, namespace: str, name: str) -> Any:
-        read.append(kind)
-        return await get(kind, namespace=namespace, name=name)
-
-    monkeypatch.setattr(ready_world.cluster, "get", counted)
+def test_a_claim_is_read_now_and_then(ready_world) -> None:
+    read: list[ResourceKind] = []
+    ready_world.cluster.asked = lambda request: read.append(request.kind) if request.verb == "get" else None
     for replicas in (2, 3, 4):
         ready_world.edit(replicas=replicas)
     assert CLAIM not in read
@@ -154,19 +138,18 @@ async def test_a_resync_does_not_wait_for_a_check(world, monkeypatch: pytest.Mon
     await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_status_is_written_to_the_spec_that_it_was_made_from(world, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_is_written_to_the_spec_that_it_was_made_from(world) -> None:
     world.add_node("a", **H200)
     world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name="bystander")
     bystander = world.status("bystander")
-    patch = world.cluster.json_patch
 
-    async def overtaken(kind: ResourceKind, **arguments: Any) -> Any:
-        monkeypatch.setattr(world.cluster, "json_patch", patch)
-        edited = {"context": {"maxModelLen": 4096}}
-        world.cluster.change(MODEL_SERVE, "big", lambda body: body["spec"].update(edited))
-        return await patch(kind, **arguments)
+    def overtake(request: Any) -> None:
+        if request.verb == "json_patch":
+            world.cluster.asked = None
+            edited = {"context": {"maxModelLen": 4096}}
+            world.cluster.change(MODEL_SERVE, "big", lambda body: body["spec"].update(edited))
 
-    monkeypatch.setattr(world.cluster, "json_patch", overtaken)
+    world.cluster.asked = overtake
     world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name="big")
     status = world.status("big")
     assert (status["observedGeneration"], status["maxModelLen"]) == (2, 4096)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from modelserve.model.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
@@ -19,7 +17,6 @@ from modelserve_operator.cluster.kinds import (
     MODEL_SERVE,
     POD,
     SERVICE,
-    ResourceKind,
 )
 from modelserve_operator.cluster.kube import KubeError
 
@@ -430,19 +427,15 @@ def test_a_successor_of_the_same_name_waits_for_the_collector(ready_world, tiny_
 
 
 def test_what_the_api_server_finds_invalid_is_said_and_not_retried_at_once(
-    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts, monkeypatch: pytest.MonkeyPatch
+    world, tiny_spec: dict[str, Any], tiny_facts: ModelFacts
 ) -> None:
-    apply = world.cluster.apply
-
-    async def strict(kind: ResourceKind, body: dict[str, Any], *, subresource: str | None = None) -> dict[str, Any]:
-        if kind is DEPLOYMENT:
-            resources = body["spec"]["template"]["spec"]["containers"][0]["resources"]
+    def strict(request: Any) -> None:
+        if (request.verb, request.kind) == ("apply", DEPLOYMENT):
+            resources = request.body["spec"]["template"]["spec"]["containers"][0]["resources"]
             if resources["requests"].get("memory") == "9Gi":
                 raise KubeError(422, "requests: Invalid value: must be less than or equal to memory limit of 3Gi")
-        stored: dict[str, Any] = await apply(kind, body, subresource=subresource)
-        return stored
 
-    monkeypatch.setattr(world.cluster, "apply", strict)
+    world.cluster.asked = strict
     resources = {"requests": {"cpu": "0.5", "memory": "9Gi"}, "limits": {"memory": "3Gi"}}
     world.create({**tiny_spec, "pod": {"resources": resources}})
     world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))

@@ -7,29 +7,28 @@ from typing import Any
 import pytest
 
 from modelserve_operator import labels
-from modelserve_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, POD, SERVICE
+from modelserve_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, ENDPOINT_SLICE, POD, SERVICE
 
 REPLICAS = 6
 
 
 @pytest.fixture
-def six(ready_world, monkeypatch: pytest.MonkeyPatch):
-    """Six ready workers; `endpoints` and `replicas` keep what was seen after every reconcile."""
+def six(ready_world):
+    """Six ready workers; `endpoints`, `replicas` and `selectors` keep what was seen after every reconcile."""
     world = ready_world
     world.edit(replicas=REPLICAS)
     for _ in range(REPLICAS):
         world.make_ready()
     assert world.condition("Ready") == ("True", "RolledOut")
-    world.endpoints, world.replicas = [], []
-    make = world.cluster._make_endpoints
+    world.endpoints, world.replicas, world.selectors = [], [], []
 
-    def recorded(service: dict[str, Any]) -> None:
-        make(service)
-        (body,) = (body for (kind, _, _), body in world.cluster.objects.items() if kind.kind == "EndpointSlice")
+    def record() -> None:
+        (body,) = world.cluster.of(ENDPOINT_SLICE)
         world.endpoints.append(len(body["endpoints"]))
         world.replicas.append(world.status()["replicas"])
+        world.selectors.append(world.cluster.of(SERVICE)[0]["spec"]["selector"])
 
-    monkeypatch.setattr(world.cluster, "_make_endpoints", recorded)
+    world.after_each = record
     return world
 
 
@@ -66,12 +65,10 @@ def test_both_revisions_serve_where_clients_find_the_same_on_both(six) -> None:
     "change", [{"context": {"maxModelLen": 1024}}, {"model": {"uri": "pvc://weights/tiny", "servedName": "x"}}]
 )
 def test_otherwise_one_revision_serves_at_a_time(six, change: dict[str, Any]) -> None:
-    old, seen = six.served_hash(), []
-    make = six.cluster._make_endpoints
-    six.cluster._make_endpoints = lambda service: (seen.append(service["spec"]["selector"]), make(service))
+    old = six.served_hash()
     six.edit(**change)
     _roll(six, old)
-    order = list(dict.fromkeys(selector.get(labels.PLAN_HASH) for selector in seen))
+    order = list(dict.fromkeys(selector.get(labels.PLAN_HASH) for selector in six.selectors))
     assert order[:2] == [old, six.served_hash()], "it switches"
     assert (None in order) is ("context" in change), "and then the shorter context holds on both; a name never does"
     assert min(six.replicas) >= REPLICAS

@@ -298,12 +298,10 @@ def _damage(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), [(_later, "schemaVersion 99"), (_damage, "does not match its digest")])
-def test_an_unreadable_revision_is_loud_and_nothing_is_planned_anew(
-    ready_world, monkeypatch, change, words: str
-) -> None:
+def test_an_unreadable_revision_is_loud_and_nothing_is_planned_anew(ready_world, change, words: str) -> None:
     name = f"tiny-{ready_world.served_hash()}"
     real = copy.deepcopy(ready_world.cluster.objects[CONTROLLER_REVISION, "ml", name])
-    monkeypatch.setattr(ready_world.cluster, "listener", None)  # while the operator is down
+    ready_world.cluster.listener = None  # while the operator is down
     _put_anew(ready_world, name, change)
     before = _everything(ready_world)
     ready_world.restart_operator()

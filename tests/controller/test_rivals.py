@@ -6,6 +6,7 @@ Who could never take it keeps nobody waiting, and nobody reads names of another 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -133,14 +134,17 @@ def test_who_would_not_take_them_does_not_count(full, other) -> None:
     assert full.deployments() == {old: 0, new: 1}
 
 
-def test_nobody_is_asked_about_where_there_is_room(full, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_asked_about_where_there_is_room(full) -> None:
     full.add_node("b", **H200)
     full.settle()
     _other_pod(full, "thief")
-    monkeypatch.setattr(full.cluster, "unplaced_pods", None)
+    asked: Counter[str] = Counter()
+    full.cluster.asked = lambda request: asked.update([request.verb])
     full.edit("big", context={"maxModelLen": 4096})
     full.make_ready()
     assert full.condition("Ready", "big") == ("True", "RolledOut")
+    assert asked["json_patch"]
+    assert not asked["unplaced_pods"]
 
 
 @pytest.mark.parametrize(
@@ -182,22 +186,17 @@ def test_pods_that_come_again_and_again_hold_a_rollout_up_no_longer_than_one_doe
     assert full.deployments() == {old: 0, new: 1}
 
 
-def test_many_rollouts_ask_once(full, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = full.cluster.unplaced_pods, []
-
-    def counted(**named):
-        asked.append(named)
-        return real(**named)
-
-    monkeypatch.setattr(full.cluster, "unplaced_pods", counted)
+def test_many_rollouts_ask_once(full) -> None:
+    asked: Counter[str] = Counter()
+    full.cluster.asked = lambda request: asked.update([request.verb])
     _other_pod(full, "thief")
     _edit_without_room(full)
     for _ in range(20):
         full.pending = full.gatherer.known_keys()
         full.settle()
-    assert len(asked) == 1, "what was listed a moment ago is shared"
+    assert asked["unplaced_pods"] == 1, "what was listed a moment ago is shared"
     full.pass_time(61)
-    assert len(asked) == 2
+    assert asked["unplaced_pods"] == 2
 
 
 # --- dynamic resource allocation: claims count as limits do ---------------------------------------------------------
@@ -275,15 +274,12 @@ def test_a_claim_that_is_not_there_lets_no_pod_start(claimed) -> None:
     assert claimed.deployments() == {old: 0, new: 1}
 
 
-def test_where_claims_cannot_be_read_their_pods_count(claimed, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = claimed.cluster.get
-
-    async def refused(kind, **named):
-        if kind is RESOURCE_CLAIM:
+def test_where_claims_cannot_be_read_their_pods_count(claimed) -> None:
+    def refuse(request) -> None:
+        if (request.verb, request.kind) == ("get", RESOURCE_CLAIM):
             raise KubeError(403, "resourceclaims is forbidden")
-        return await real(kind, **named)
 
-    monkeypatch.setattr(claimed.cluster, "get", refused)
+    claimed.cluster.asked = refuse
     _other_pod(claimed, "thief", **_put_claim(claimed, _claim("nic.example.com"), template=False))
     old, new, _ = _edit_without_room(claimed)
     assert claimed.deployments() == {old: 1, new: 1}

@@ -239,24 +239,20 @@ class FleetOf:
         self.world.restart_operator()
 
 
-def test_a_fleet_moves_in_its_budget_whenever_the_operator_is_killed(world, monkeypatch) -> None:
+def test_a_fleet_moves_in_its_budget_whenever_the_operator_is_killed(world) -> None:
     fleet, chance = FleetOf(world, FLEET), random.Random(7)
     assert set(fleet.ready_workers().values()) == {1}
     fleet.restart(worker_image=NEWER, worker_policy="Rolling", rolling_budget=5)
     kills, until = 10, chance.randrange(1, 12)
-    for name in ("apply", "json_patch"):
-        real = getattr(world.cluster, name)
 
-        async def write(*arguments: Any, real: Any = real, **named: Any) -> Any:
-            nonlocal kills, until
-            stored = await real(*arguments, **named)
-            until -= 1
-            if kills and until <= 0:
-                kills, until = kills - 1, chance.randrange(1, 12)
-                raise Killed
-            return stored
+    def killed(request: Any) -> None:
+        nonlocal kills, until
+        until -= request.verb in ("apply", "json_patch")
+        if kills and until <= 0:
+            kills, until = kills - 1, chance.randrange(1, 12)
+            raise Killed
 
-        monkeypatch.setattr(world.cluster, name, write)
+    world.cluster.answered = killed
     for _ in range(4 * FLEET + 40):
         try:
             fleet.make_ready()
@@ -302,23 +298,21 @@ def test_an_image_that_fails_halts_after_the_first(world) -> None:
     assert fleet.images() == ["worker:0.1.8"] * 6, "a better image moves them all, the one that failed too"
 
 
-def test_a_move_that_could_not_be_written_holds_its_place_and_nobody_elses(world, monkeypatch) -> None:
+def test_a_move_that_could_not_be_written_holds_its_place_and_nobody_elses(world) -> None:
     fleet = FleetOf(world, 3)
-    real = world.cluster.apply
 
-    async def refuse(kind: Any, body: dict[str, Any], **named: Any) -> Any:
-        if kind is CONTROLLER_REVISION:
+    def refuse(request: Any) -> None:
+        if (request.verb, request.kind) == ("apply", CONTROLLER_REVISION):
             raise KubeError(500, "etcd is gone")
-        return await real(kind, body, **named)
 
-    monkeypatch.setattr(world.cluster, "apply", refuse)
+    world.cluster.asked = refuse
     fleet.restart(worker_image=NEWER, worker_policy="Rolling")
     for key in sorted(world.pending):
         try:
             asyncio.run(world.reconciler.reconcile(key))
         except KubeError:
             continue
-    monkeypatch.setattr(world.cluster, "apply", real)
+    world.cluster.asked = None
     for _ in range(10):
         fleet.look_again()
         fleet.make_ready()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,22 +34,20 @@ POD_QUOTA = 'pods "tiny-x" is forbidden: exceeded quota: pods, requested: pods=1
 
 
 @pytest.fixture
-def refuse(world, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def refuse(world) -> Callable[..., None]:
     """Make every apply of a kind fail; no status: let them through again."""
-    apply, refusals = world.cluster.apply, {}
+    refusals: dict[ResourceKind, tuple[int, str]] = {}
 
-    async def guarded(kind: ResourceKind, body: Mapping[str, Any], *, subresource: str | None = None) -> dict[str, Any]:
-        if subresource is None and kind in refusals:
-            raise KubeError(*refusals[kind])
-        stored: dict[str, Any] = await apply(kind, body, subresource=subresource)
-        return stored
+    def guard(request: Any) -> None:
+        if request.verb == "apply" and request.subresource is None and request.kind in refusals:
+            raise KubeError(*refusals[request.kind])
 
     def refuse(kind: ResourceKind, status: int | None = None, message: str = "") -> None:
         refusals.pop(kind, None)
         if status is not None:
             refusals[kind] = (status, message)
 
-    monkeypatch.setattr(world.cluster, "apply", guarded)
+    world.cluster.asked = guard
     return refuse
 
 
@@ -178,23 +176,21 @@ def test_a_conflict_is_settled_by_the_next_try_without_a_word(ready_world, refus
 
 @pytest.mark.parametrize(("status", "again"), [(409, True), (429, True), (404, False)])
 def test_a_status_that_could_not_be_written_is_written_again_unless_the_object_is_gone(
-    ready_world, monkeypatch: pytest.MonkeyPatch, status: int, again: bool
+    ready_world, status: int, again: bool
 ) -> None:
     """No event follows a write that did not happen, so nobody else would try again."""
-    patch, refusals = ready_world.cluster.json_patch, [status]
+    refusals = [status]
 
-    async def refused_once(kind: ResourceKind, **write: Any) -> dict[str, Any]:
-        if write["subresource"] == "status" and refusals:
+    def refuse_once(request: Any) -> None:
+        if request.verb == "json_patch" and request.subresource == "status" and refusals:
             if status == 409:  # somebody was faster
                 ready_world.cluster.change(
                     MODEL_SERVE, "tiny", lambda body: body["metadata"].update(labels={"by": "us"})
                 )
             raise KubeError(refusals.pop(), "refused")
-        stored: dict[str, Any] = await patch(kind, **write)
-        return stored
 
     before = ready_world.status()["conditions"]
-    monkeypatch.setattr(ready_world.cluster, "json_patch", refused_once)
+    ready_world.cluster.asked = refuse_once
     ready_world.cluster.change(MODEL_SERVE, "tiny", lambda body: body.pop("status"))
     if status == 429:
         with pytest.raises(KubeError, match="refused"):
