@@ -17,9 +17,8 @@ SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    monkeypatch.setenv("MODELSERVE_CACHE", str(tmp_path))
-    found = Layout("test")
+def layout(tmp_path: Path) -> Layout:
+    found = Layout("test", tmp_path)
     found.logs.mkdir(parents=True)
     return found
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from localcluster import image_build, image_job
 from localcluster.kubectl import wait_for
 from localcluster.processes import Process
 
 
-def test_a_disk_without_room_is_said_with_what_is_needed_and_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MODELSERVE_CACHE", str(tmp_path))
-    free = shutil.disk_usage(tmp_path)._replace(free=7 * 10**9)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+def test_a_disk_without_room_is_said_with_what_is_needed_and_what_is_free(tmp_path: Path) -> None:
+    free = 7 * 10**9
     needed = f"{tmp_path} while they are built and tested"
-    assert image_build.obstacle() == f"the images need 20 GB at {needed}; 7.0 GB are free"
+    assert image_build.too_little(tmp_path, free) == f"the images need 20 GB at {needed}; 7.0 GB are free"
 
-    archive = image_build.archive("worker")
+    archive = image_build.archive("worker", tmp_path)
     archive.parent.mkdir()
     with archive.open("wb") as file:
         file.truncate(13 * 10**9)  # a hole: it takes no room
-    assert image_build.obstacle() == "", "an archive that is there need not be written"
+    assert image_build.too_little(tmp_path, free) == "", "an archive that is there need not be written"
 
 
 def test_a_build_that_is_stopped_ends_with_all_that_it_started(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +14,12 @@ from modelserve.cli.__main__ import main
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "docs" / "examples" / "gemma4-31b.yaml")
 
 
+def _words(file: Path, accelerator: str = "NVIDIA-H200:2") -> list[str]:
+    return ["plan", "-f", EXAMPLE, "--accelerator", accelerator, "--plot", str(file)]
+
+
 def _plot(file: Path, accelerator: str = "NVIDIA-H200:2") -> int:
-    return main(["plan", "-f", EXAMPLE, "--accelerator", accelerator, "--plot", str(file)])
+    return main(_words(file, accelerator))
 
 
 def test_candidates_are_drawn(tmp_path: Path) -> None:
@@ -29,13 +35,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_without_matplotlib_the_extra_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert _plot(tmp_path / "concurrency.png") == 2
-    assert "modelserve[plot]" in capsys.readouterr().err
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")  # found before the installed one
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "modelserve.cli", *_words(tmp_path / "concurrency.png")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "modelserve[plot]" in ended.stderr
 
 
 def test_nothing_that_fits_is_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -27,24 +28,24 @@ def test_the_document_has_its_plans() -> None:
 
 @pytest.mark.parametrize(("command", "printed"), BLOCKS, ids=[command[:60] for command, _ in BLOCKS])
 def test_a_printed_plan_is_what_the_command_prints(
-    command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    assert main(shlex.split(command)) == 0
+    with contextlib.chdir(ROOT):
+        assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out.rstrip() == printed
     assert max(map(len, printed.splitlines())) <= 100
 
 
-def _json(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    monkeypatch.chdir(ROOT)
-    assert main([*shlex.split(command), "-o", "json"]) == 0
+def _json(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    with contextlib.chdir(ROOT):
+        assert main([*shlex.split(command), "-o", "json"]) == 0
     entry: dict[str, object] = json.loads(capsys.readouterr().out)[0]
     return entry
 
 
-def test_two_rtx_3090_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_rtx_3090_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """With 11.54 GiB of pool: at least 3.85 requests of 131,072 tokens in bfloat16, at least 7.5 in int8."""
-    entry = _json(BLOCKS[0][0], capsys, monkeypatch)
+    entry = _json(BLOCKS[0][0], capsys)
     global_page, sliding_page = 10 * 64 * 2 * 512 * 2, 50 * 32 * 8 * 256 * 2 * 2
     request = 2048 * global_page + 33 * sliding_page
     assert request == 3_116_892_160
@@ -65,7 +66,7 @@ def test_two_rtx_3090_hold_what_the_example_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens of requests of 131,072: in bfloat16 as the example has it, and in int8 as its plan prints beside."""
-    plan = _json(BLOCKS[0][0], capsys, monkeypatch)["plan"]
+    plan = _json(BLOCKS[0][0], capsys)["plan"]
     assert isinstance(plan, dict)
     assert (plan["accelerator"], plan["kvCache"]["dtype"]) == ("NVIDIA-GeForce-RTX-3090", "bfloat16")
     assert plan["engine"]["maxNumSeqs"] == 8
@@ -105,8 +106,8 @@ def test_graphs_by_hand(row: tuple[str, ...]) -> None:
     assert f"{sized / (1 << 20):.1f}" == total
 
 
-def test_a100_mixed_and_l4_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = _json(BLOCKS[3][0], capsys, monkeypatch)["plan"]
+def test_a100_mixed_and_l4_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    mixed = _json(BLOCKS[3][0], capsys)["plan"]
     assert isinstance(mixed, dict)
     request = 4096 * (10 * 64 * 2 * 512 * 2) + 33 * (50 * 32 * 8 * 256 * 2 * 2)
     assert (mixed["accelerator"], mixed["gpusPerReplica"]) == ("NVIDIA-H100-80GB-HBM3", 2)
@@ -118,12 +119,12 @@ def test_a100_mixed_and_l4_by_hand(capsys: pytest.CaptureFixture[str], monkeypat
     short = 57.36 + 0.98 + overhead / GIB + 0.88 - 19.74
     assert refused["NVIDIA-L4"]["shortfallBytes"] / GIB == pytest.approx(short, abs=0.015)
     assert refused["NVIDIA-L4"]["shortfallBytes"] / GIB == pytest.approx(40.11, abs=0.005)
-    alone = _json(BLOCKS[1][0].replace(":2", ":1"), capsys, monkeypatch)["plan"]
+    alone = _json(BLOCKS[1][0].replace(":2", ":1"), capsys)["plan"]
     assert isinstance(alone, dict)
     graphs = 22 * (60 * 12 + 30) * (12 << 10) + 2 * 24 * (262_144 + 5376) + (20 << 20)
     assert (alone["gpusPerReplica"], alone["maxModelLen"], alone["engine"]["maxNumSeqs"]) == (1, 3956 * 64, 24)
     assert alone["perGpu"]["overheadBytes"] == (704 << 20) + graphs
-    cheap = _json(BLOCKS[2][0], capsys, monkeypatch)["plan"]
+    cheap = _json(BLOCKS[2][0], capsys)["plan"]
     assert isinstance(cheap, dict)
     held = 512 * (4 * 64 * 2 * 512 * 2 * 2) + 17 * (20 * 32 * 2 * 256 * 2 * 2)
     assert (cheap["accelerator"], cheap["perRequest"]["atMaxBytes"], held) == (

@@ -5,6 +5,7 @@ The front end imports this module to name its function, so what needs torch is i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -49,7 +50,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
     from modelserve_worker.startup.memory import InsufficientMemory
     from modelserve_worker.startup.replica import launch
 
-    publisher = event_publisher(args)
+    publisher = event_publisher(args, os.environ)
     beside_loading = ThreadPoolExecutor(1, thread_name_prefix="grammar-tables")
     grammars = beside_loading.submit(_grammars, Path(args.model), args)
     beside_loading.shutdown(wait=False)

@@ -30,19 +30,24 @@ def image_name(image: str) -> str:
     return f"docker.io/library/modelserve-{image}"
 
 
-def archive(image: str) -> Path:
+def archive(image: str, cache: Path | None = None) -> Path:
     """The docker-archive that `build` writes."""
-    return _folder() / f"{image}.tar"
+    return _folder(cache) / f"{image}.tar"
 
 
 def obstacle() -> str:
-    """Why the disk cannot take the images; empty when it can. Archives that are kept are part of the need."""
+    """Why the disk cannot take the images; empty when it can."""
     cache_dir().mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(cache_dir()).free
-    free += sum(archive(image).stat().st_size for image in IMAGES if archive(image).exists())
+    return too_little(cache_dir(), shutil.disk_usage(cache_dir()).free)
+
+
+def too_little(cache: Path, free: int) -> str:
+    """The same where so many bytes are free. Archives that are kept are part of the need."""
+    archives = [archive(image, cache) for image in IMAGES]
+    free += sum(each.stat().st_size for each in archives if each.exists())
     if free >= NEEDED_BYTES:
         return ""
-    needed = f"{NEEDED_BYTES / 1e9:.0f} GB at {cache_dir()} while they are built and tested"
+    needed = f"{NEEDED_BYTES / 1e9:.0f} GB at {cache} while they are built and tested"
     return f"the images need {needed}; {free / 1e9:.1f} GB are free"
 
 
@@ -129,8 +134,8 @@ def _cache() -> Path:
     return folder
 
 
-def _folder() -> Path:
-    return cache_dir() / "images"
+def _folder(cache: Path | None = None) -> Path:
+    return (cache or cache_dir()) / "images"
 
 
 def _temporary() -> Path:

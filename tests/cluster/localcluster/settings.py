@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 KUBERNETES_VERSION = "1.34.4"
@@ -36,6 +36,7 @@ class Layout:
     """Names, addresses and files of one local cluster. Everything it writes lies below `path`; `down` removes it."""
 
     name: str
+    cache: Path = field(default_factory=cache_dir)
 
     def __post_init__(self) -> None:
         if self.name not in CLUSTERS:
@@ -47,12 +48,12 @@ class Layout:
 
     @property
     def path(self) -> Path:
-        return cache_dir() / f"cluster-{self.name}"
+        return self.cache / f"cluster-{self.name}"
 
     @property
     def operator_folder(self) -> Path:
         """Pid and log of the operator that runs beside the cluster."""
-        return cache_dir() / f"operator-{self.name}"
+        return self.cache / f"operator-{self.name}"
 
     @property
     def operator_log(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -234,8 +235,8 @@ def test_a_chat_gets_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert {len(body["messages"][0]["content"].split()) for body in endpoint.bodies} == {16}
 
 
-def test_the_model_and_the_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_KEY", "secret")
+def test_the_model_and_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    key = os.environ["PYTEST_CURRENT_TEST"]
     endpoint = StreamingEndpoint(models=("a", "b"))
     with endpoint.listening() as url:
         assert main(["--base-url", url, *SMALL]) == 2
@@ -244,8 +245,8 @@ def test_the_model_and_the_key(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert capsys.readouterr().err == f"modelserve-bench: --model c: {url}/v1 serves a, b; name one of them\n"
         assert endpoint.bodies == []
         endpoint.keys.clear()
-        assert main(["--base-url", url, *SMALL, "--model", "b", "--api-key-env", "BENCH_KEY"]) == 0
-    assert set(endpoint.keys) == {"Bearer secret"}
+        assert main(["--base-url", url, *SMALL, "--model", "b", "--api-key-env", "PYTEST_CURRENT_TEST"]) == 0
+    assert set(endpoint.keys) == {f"Bearer {key}"}
     assert {body["model"] for body in endpoint.bodies} == {"b"}
 
 

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from modelserve_tools.evaluation.__main__ import main
 from modelserve_tools.evaluation.exercise import Exercise
 from modelserve_tools.evaluation.progress import Progress
+from modelserve_tools.evaluation.publishing import BadInput, read_api_key
 from modelserve_tools.evaluation.skills import exercise
 
 SKILLS = ("--skills", "facts,recall", "--distances", "10,400", "--n", "4", "--n-at", "400=2", "--seed", "7")
@@ -130,21 +131,25 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith(f"modelserve-eval: {files[1]}: ")
 
 
-def test_the_model_and_the_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVAL_KEY", "secret")
-    monkeypatch.setenv("EMPTY_KEY", "")
+def test_a_variable_that_is_empty_holds_no_key() -> None:
+    with pytest.raises(BadInput, match="--api-key-env EMPTY_KEY: the variable is not set; export it"):
+        read_api_key("EMPTY_KEY", {"EMPTY_KEY": ""})
+
+
+def test_the_model_and_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    key = os.environ["PYTEST_CURRENT_TEST"]
     with _served(models=2) as (url, endpoint):
         assert main(["--base-url", url, *SKILLS]) == 2
         assert capsys.readouterr().err == f"modelserve-eval: {url} serves tiny-0, tiny-1; choose one with --model\n"
         assert main(["--base-url", url, *SKILLS, "--model", "huge"]) == 2
         expected = f"modelserve-eval: --model huge: {url} serves tiny-0, tiny-1; name one of them\n"
         assert capsys.readouterr().err == expected
-        assert main(["--base-url", url, *SKILLS, "--api-key-env", "EMPTY_KEY"]) == 2
-        assert "EMPTY_KEY: the variable is not set; export it" in capsys.readouterr().err
+        assert main(["--base-url", url, *SKILLS, "--api-key-env", "NO_SUCH_KEY"]) == 2
+        assert "NO_SUCH_KEY: the variable is not set; export it" in capsys.readouterr().err
         assert set(endpoint.keys) == {None}
         endpoint.keys.clear()
-        assert main(["--base-url", url, *SKILLS, "--model", "tiny-1", "--api-key-env", "EVAL_KEY"]) == 0
-        assert set(endpoint.keys) == {"Bearer secret"}
+        assert main(["--base-url", url, *SKILLS, "--model", "tiny-1", "--api-key-env", "PYTEST_CURRENT_TEST"]) == 0
+        assert set(endpoint.keys) == {f"Bearer {key}"}
         assert {body["model"] for body in endpoint.requests} == {"tiny-1"}
 
 

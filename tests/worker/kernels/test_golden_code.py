@@ -59,17 +59,13 @@ def test_names_comments_and_lines_are_no_machine_code_and_constants_are() -> Non
         ({"text": SOURCE.replace("% 64]", "% 64 + 64]").replace("shared[64]", "shared[128]")}, False),
     ],
 )
-def test_code_in_cuda_is_known_by_what_it_does(
-    changed: dict[str, str], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_kernel, "FOLDER", tmp_path)
-
+def test_code_in_cuda_is_known_by_what_it_does(changed: dict[str, str], same: bool, tmp_path: Path) -> None:
     def code(
         *, file: str = "kernel.cu", entry: str = "kernel", text: str = SOURCE, factor: str = "2.0f", threads: int = 256
     ) -> str:
         (tmp_path / file).write_text(text)
         defines = (f"NAME={entry}", f"FACTOR={factor}", f"THREADS={threads}")
-        return code_hash(cuda_kernel.compiled(CudaSource(file, entry, "sm_90a", defines))[0])
+        return code_hash(cuda_kernel.compiled(CudaSource(str(tmp_path / file), entry, "sm_90a", defines))[0])
 
     assert code() == code()
     assert (code(**changed) == code()) is same
@@ -82,12 +78,12 @@ def test_what_is_written_is_read_back() -> None:
 
 
 def test_a_row_is_believed_of_the_sources_that_it_names_and_held_to_the_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(cuda_kernel, "FOLDER", tmp_path)
-    (tmp_path / "kernel.cu").write_text(SOURCE)
+    file = tmp_path / "kernel.cu"
+    file.write_text(SOURCE)
     launch, other = (
-        Source(CudaSource("kernel.cu", "kernel", "sm_90a", ("NAME=kernel", f"FACTOR={factor}", "THREADS=256")))
+        Source(CudaSource(str(file), "kernel", "sm_90a", ("NAME=kernel", f"FACTOR={factor}", "THREADS=256")))
         for factor in ("2.0f", "5.0f")
     )
     row = compile_one(launch, 90).row

@@ -16,7 +16,6 @@ import pytest
 import torch
 from hopper import on_hopper
 
-from modelserve_worker.kernels.compiling import cuda_kernel
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
 
 WORDS = 8192  # 32 KB
@@ -27,15 +26,14 @@ CAPTURED = 100
 @on_hopper
 @pytest.mark.parametrize("early", [False, True])
 def test_reads_through_the_first_cache_see_what_a_kernel_between_has_written(
-    early: bool, monkeypatch: pytest.MonkeyPatch
+    early: bool,
 ) -> None:
     """All blocks of the reading, the writing and the comparing kernel are resident at once."""
-    monkeypatch.setattr(cuda_kernel, "FOLDER", Path(__file__).parent)
     words, number, sink, stale = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (WORDS, 1, 1, 1))
     count, blocks = (WORDS, ctypes.c_int), torch.cuda.get_device_properties(0).multi_processor_count
 
     def kernel(entry: str, *arguments) -> None:
-        source = CudaSource("visibility.cu", entry, "sm_90a")
+        source = CudaSource(str(Path(__file__).with_name("visibility.cu")), entry, "sm_90a")
         launch(source, grid=(blocks, 1), threads=256, arguments=arguments)
 
     def turn() -> None:

@@ -90,7 +90,7 @@ def start(
     and on tensors that hold nothing. `pool_bytes`: what a rank finds to be left. Raises what refuses the start."""
     EngineArgs.model_validate(args.dialect(ENGINE_VERSION))
     with mock.patch.object(event_publisher, "EventPublisher"):
-        event_publisher.event_publisher(args)
+        event_publisher.event_publisher(args, {})
     check_ranks(args.tensor_parallel_size, machine=MACHINES[machine.cpus])
     with _cuda(machine.gpu, args.tensor_parallel_size):
         device = select_device(args, rank=0)

@@ -174,15 +174,13 @@ def test_a_listener_that_is_gone_and_one_that_never_came_cost_nobody_an_answer(p
 )
 def test_an_endpoint_that_cannot_be_had_ends_the_start_with_its_name(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(TerminalError, match=says):
-        event_publisher(EngineArgs(model="/m", **settings))
+        event_publisher(EngineArgs(model="/m", **settings), {})
 
 
-def test_nobody_listens_unless_asked_and_a_topic_names_pod_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert event_publisher(EngineArgs(model="/m")) is None
-    monkeypatch.setenv("POD_IP", "10.1.2.3")
-    made = event_publisher(
-        EngineArgs(model="/models/x", served_model_name="big", kv_events_endpoint="tcp://127.0.0.1:*")
-    )
+def test_nobody_listens_unless_asked_and_a_topic_names_pod_and_model() -> None:
+    assert event_publisher(EngineArgs(model="/m"), {}) is None
+    args = EngineArgs(model="/models/x", served_model_name="big", kv_events_endpoint="tcp://127.0.0.1:*")
+    made = event_publisher(args, {"POD_IP": "10.1.2.3"})
     assert made is not None
     assert made._topic == b"kv@10.1.2.3:8000@big"
     made.close()

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from modelserve_worker.scheduling.prefix import known_texts
 from modelserve_worker.scheduling.prefix.known_texts import KnownTexts
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
 
@@ -50,9 +49,8 @@ def test_a_prompt_that_has_all_of_an_earlier_text_is_followed_by_nothing_of_it()
     assert len(texts.following(chain(longer), len(longer))) == 0
 
 
-def test_what_is_known_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_texts, "MOST_TOKENS", 4000)
-    texts = KnownTexts(PAGE)
+def test_what_is_known_is_bounded_and_the_oldest_goes() -> None:
+    texts = KnownTexts(PAGE, 4000)
     for seed in range(1, 30):
         texts.remember(chain(text(seed, 20) + text(seed + 500, 80)), 20)
         for _ in range(3):  # the same again takes the place of what it said before

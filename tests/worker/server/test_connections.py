@@ -7,7 +7,6 @@ import json
 import logging
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
@@ -172,9 +171,8 @@ def test_the_limit_stays_below_that_of_open_files() -> None:
     assert Connections(5, header_s=1, discard_s=1, write_s=1).limit == 5
 
 
-def test_a_message_is_logged_a_few_times_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = BoundedLog(per_minute=3)
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+def test_a_message_is_logged_a_few_times_a_minute() -> None:
+    bound = BoundedLog(per_minute=3, clock=lambda: now)
 
     def passes(message: str) -> str | None:
         record = logging.LogRecord("a", logging.INFO, "", 0, message, (), None)

@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(flags: argparse.Namespace, command: list[str]) -> int:
-    api_key = read_api_key(flags.api_key_env)
+    api_key = read_api_key(flags.api_key_env, os.environ)
     if flags.json not in (None, STDOUT):
         require_writable(Path(flags.json))
     run = Run(flags, command=command)

@@ -50,7 +50,7 @@ def _compare(flags: argparse.Namespace) -> int:
 
 
 def _measure(flags: argparse.Namespace) -> int:
-    api_key = read_api_key(flags.api_key_env)
+    api_key = read_api_key(flags.api_key_env, os.environ)
     if flags.json not in (None, STDOUT):
         require_writable(Path(flags.json))
     model = asyncio.run(_served_model(flags, api_key))

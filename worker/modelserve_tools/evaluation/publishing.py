@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -15,11 +15,11 @@ class BadInput(Exception):  # noqa: N818 - reads as the reason it states
     """A flag is well-formed and yet wrong here; the text says which, its value and the remedy."""
 
 
-def read_api_key(variable: str | None) -> str | None:
+def read_api_key(variable: str | None, environment: Mapping[str, str]) -> str | None:
     """The value of the environment variable, None where none is named. Raises BadInput when it is not set."""
-    if variable is not None and not os.environ.get(variable):
+    if variable is not None and not environment.get(variable):
         raise BadInput(f"--api-key-env {variable}: the variable is not set; export it, or leave the flag out")
-    return None if variable is None else os.environ[variable]
+    return None if variable is None else environment[variable]
 
 
 def require_writable(path: Path) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +61,8 @@ class EventPublisher:
         self._socket.close()
 
 
-def event_publisher(args: EngineArgs) -> EventPublisher | None:
-    """None where nobody asked for one. Raises TerminalError where it cannot be had."""
+def event_publisher(args: EngineArgs, environment: Mapping[str, str]) -> EventPublisher | None:
+    """None where nobody asked for one; POD_IP names this worker. Raises TerminalError where it cannot be had."""
     if args.kv_events_endpoint is None:
         return None
     reason = TerminationReason.InvalidEngineArgs
@@ -75,12 +75,12 @@ def event_publisher(args: EngineArgs) -> EventPublisher | None:
     import zmq
 
     try:
-        return EventPublisher(args.kv_events_endpoint, args.kv_events_topic or _topic(args))
+        return EventPublisher(args.kv_events_endpoint, args.kv_events_topic or _topic(args, environment))
     except zmq.ZMQError as error:
         raise TerminalError(reason, f"kvEventsEndpoint {args.kv_events_endpoint!r}: {error}") from error
 
 
-def _topic(args: EngineArgs) -> str:
+def _topic(args: EngineArgs, environment: Mapping[str, str]) -> str:
     """As llm-d's router takes a pod and a model from it."""
-    address = os.environ.get("POD_IP") or socket.gethostname()
+    address = environment.get("POD_IP") or socket.gethostname()
     return f"kv@{address}:{args.port}@{(*args.served_names, Path(args.model).name)[0]}"

@@ -3,7 +3,7 @@
 Found by the hashes that a prefix cache knows texts by (token_chain.py), so a request hears nothing of those that it
 shares no rows with. The same prompt is followed by its latest answer; one that parts from a text within
 PAGES_BEFORE of the end of its prompt, as one whose question was edited does, by what is behind the place where they
-part. Tokens alone are kept, of the last pages of a prompt and of its answer: 4 bytes each, MOST_TOKENS in all, as which
+part. Tokens alone are kept, of the last pages of a prompt and of its answer: 4 bytes each, so many in all, as which
 the keys count too.
 """
 
@@ -39,8 +39,8 @@ class _Text:
 class KnownTexts:
     """Of one engine, whose chains have pages of `page_tokens`. One thread calls it."""
 
-    def __init__(self, page_tokens: int) -> None:
-        self._size = page_tokens
+    def __init__(self, page_tokens: int, most_tokens: int = MOST_TOKENS) -> None:
+        self._size, self._most_tokens = page_tokens, most_tokens
         self._texts: OrderedDict[_Text, None] = OrderedDict()  # the oldest first
         self._by_key: dict[bytes, _Text] = {}
         self.num_tokens = 0  # with those that keys count as
@@ -58,7 +58,7 @@ class KnownTexts:
             self._by_key[key] = text
         self._texts[text] = None
         self.num_tokens += text.cost
-        while self.num_tokens > MOST_TOKENS:
+        while self.num_tokens > self._most_tokens:
             oldest = next(iter(self._texts))
             for key in list(oldest.keys):
                 del self._by_key[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 _MINUTE_S = 60.0
 
@@ -11,16 +12,16 @@ _MINUTE_S = 60.0
 class BoundedLog(logging.Filter):
     """Passes `per_minute` records of each message, told apart by logger and format; tells how many it kept back."""
 
-    def __init__(self, per_minute: int = 10) -> None:
+    def __init__(self, per_minute: int = 10, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._per_minute = per_minute
+        self._per_minute, self._clock = per_minute, clock
         self._minutes: dict[tuple[str, str], tuple[float, int]] = {}  # begin of the minute, records in it
 
     def filter(self, record: logging.LogRecord) -> bool:
         if len(self._minutes) > 1000:  # formats are few; text that is no format would fill memory instead
             self._minutes.clear()
         key = (record.name, str(record.msg)[:200])
-        now = time.monotonic()
+        now = self._clock()
         begun, count = self._minutes.get(key, (now, 0))
         if now - begun >= _MINUTE_S:
             kept_back = count - self._per_minute
