@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -204,13 +204,22 @@ def release() -> None:
     torch.cuda.empty_cache()
 
 
-def compare(variant: str, layers: int | None, load: Load, *, device: torch.device, seed: int, drafts: bool) -> bool:
+def compare(
+    variant: str,
+    layers: int | None,
+    load: Load,
+    *,
+    device: torch.device,
+    seed: int,
+    drafts: bool,
+    ours: Callable[..., OurGemma4] = our_model,
+) -> bool:
     """Prints the distances of one model as they are known; whether they are small enough."""
     on_gpu, began = device.type == "cuda", time.monotonic()
     config = reduced_config(variant, layers) if on_gpu and layers else small_config(variant)
     reference = reference_model(config, device=device, seed=seed)
     release()
-    model = our_model(reference, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    model = ours(reference, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
     print(f"{variant}: weights after {time.monotonic() - began:.0f} s", flush=True)
     runs = dict(answered(model, load, drafts=drafts))
     print(f"{variant}: answered after {time.monotonic() - began:.0f} s", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,8 +67,8 @@ def runner() -> CountingRunner:
 
 @pytest.fixture
 def build_engine(runner: CountingRunner) -> Callable[..., Engine]:
-    def build(*, budget: int = 64, seqs: int = 64, requests_of_100: int = 64, mixed: int = 512) -> Engine:
+    def build(*, budget: int = 64, seqs: int = 64, requests_of_100: int = 64, mixed: int = 512, **more: Any) -> Engine:
         limits = SchedulerLimits(budget, seqs, 100, (EOS,), mixed)
-        return Engine(Scheduler(limits, GEOMETRY, requests_of_100 * GEOMETRY.held_bytes(100)), runner)
+        return Engine(Scheduler(limits, GEOMETRY, requests_of_100 * GEOMETRY.held_bytes(100)), runner, **more)
 
     return build

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import pytest
 import stub_engine
 from stub_engine import Fault
 
@@ -21,20 +20,19 @@ async def _run(engine: EngineProcess, *requests: Request) -> None:
         pass
 
 
-async def test_what_is_held_back_is_told_whenever_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_held_back_is_told_whenever_it_changes() -> None:
     def long(name: str) -> Request:
         return Request(name, (5,) * 100, SamplingParams(seed=Fault.HANG, max_tokens=5))
 
     limits = FairLimits(places=64, step_tokens=100, max_waiting=64)
-    engine = EngineProcess(stub_engine.build, limits)
     told: list[int] = []
-    send = engine._send
 
-    def noted(command: Command) -> None:
-        told.extend([command.prompt_tokens] if isinstance(command, HoldingBack) else [])
-        send(command)
+    class Noted(EngineProcess):
+        def _send(self, command: Command) -> None:
+            told.extend([command.prompt_tokens] if isinstance(command, HoldingBack) else [])
+            super()._send(command)
 
-    monkeypatch.setattr(engine, "_send", noted)
+    engine = Noted(stub_engine.build, limits)
     try:
         await engine.start(lambda done, total: None)
         calls = [("1", "2", "3", "4", "5", "6", "7", "8"), ("a", "b", "c"), ("d", "e")]

@@ -23,11 +23,9 @@ class _Time:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Time:
-    """The clock of engines built from now on; it goes on by what a runner's step takes, and between steps by hand."""
-    ticking = _Time()
-    monkeypatch.setattr("modelserve_worker.engine.engine.StepClock", lambda: StepClock(ticking))
-    return ticking
+def clock() -> _Time:
+    """Goes on by what a runner's step takes, and between steps by hand."""
+    return _Time()
 
 
 def _request(name: str, prompt: int = 4, max_tokens: int = 5) -> Request:
@@ -48,7 +46,7 @@ def _run(engine: Engine, clock: _Time, runner, *, step_s: float) -> list[TimedSt
 def test_a_step_is_timed_from_the_end_of_the_one_before_and_idle_time_is_in_none(
     build_engine: Callable[..., Engine], runner, clock: _Time
 ) -> None:
-    engine = build_engine(budget=64)
+    engine = build_engine(budget=64, clock=StepClock(clock))
     engine.scheduler.add(_request("a"))
     first = _run(engine, clock, runner, step_s=0.25)
     clock.now += 1000.0
@@ -62,7 +60,7 @@ def test_a_step_is_timed_from_the_end_of_the_one_before_and_idle_time_is_in_none
 
 
 def test_what_shares_a_step_is_counted_apart(build_engine: Callable[..., Engine], runner, clock: _Time) -> None:
-    engine = build_engine(budget=8)
+    engine = build_engine(budget=8, clock=StepClock(clock))
     engine.scheduler.add(_request("a", prompt=2, max_tokens=8))
     engine.step()
     engine.scheduler.add(_request("b", prompt=20, max_tokens=1))
@@ -78,7 +76,7 @@ def test_a_failed_step_is_not_timed_and_the_next_one_begins_at_its_end(
     build_engine: Callable[..., Engine], runner, clock: _Time
 ) -> None:
     runner.result_errors = {1: ValueError("x")}
-    engine = build_engine()
+    engine = build_engine(clock=StepClock(clock))
     engine.scheduler.add(_request("broken"))
     engine.step()
     clock.now += 30.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
@@ -126,16 +128,22 @@ def test_moves_at_once_are_moves_one_by_one(device: str, small_architecture, geo
         assert torch.equal(cache.arena.cpu(), expected)
 
 
-def test_a_window_is_copied_at_once(small_architecture, geometry_of, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_copied_at_once(small_architecture, geometry_of) -> None:
     geometry = geometry_of(small_architecture("e4b"), KVCacheDtype.BFLOAT16)
     cache = KVCache(geometry, ODD_POOL, device=CPU)
     launches: list[int] = []
-    copy = torch._foreach_copy_
-    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (launches.append(len(to)), copy(to, of)))
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if operation is torch.ops.aten._foreach_copy_.default:
+                launches.append(len(args[0]))
+            return operation(*args, **kwargs or {})
+
     half = cache.num_pages[LayerKind.SLIDING] // 4
-    cache.move([PageMove(LayerKind.SLIDING, page, half + page) for page in range(half)])
-    cache.move([PageMove(LayerKind.SLIDING, 0, 1), PageMove(LayerKind.SLIDING, 1, 2)])
-    cache.move([PageMove(LayerKind.SLIDING, 0, 0)])
+    with Copies():
+        cache.move([PageMove(LayerKind.SLIDING, page, half + page) for page in range(half)])
+        cache.move([PageMove(LayerKind.SLIDING, 0, 1), PageMove(LayerKind.SLIDING, 1, 2)])
+        cache.move([PageMove(LayerKind.SLIDING, 0, 0)])
     assert launches == [half, 1, 1]
 
 

@@ -122,7 +122,7 @@ def test_captured_steps_and_two_in_flight_do_the_same(kind: LayerKind, dtype: st
     torch.cuda.empty_cache()
 
 
-def test_what_any_rank_finds_is_told(tmp_path: Path, geometry_of, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_any_rank_finds_is_told(tmp_path: Path, geometry_of) -> None:
     """Of a page each rank has the rows of its heads."""
     make_checkpoint("E4B", tmp_path, seed=8)
     model = load_checkpoint(tmp_path)
@@ -135,8 +135,12 @@ def test_what_any_rank_finds_is_told(tmp_path: Path, geometry_of, monkeypatch: p
     batch = scheduler.schedule()
     assert batch is not None
     poison(cache, LayerKind.GLOBAL, 0, 5)
-    other = torch.tensor([[0.0], [0.0], [1.0]])
-    monkeypatch.setattr(TensorParallel, "all_gather", lambda _, own: torch.cat((own, other), dim=-1))
+
+    class BesideAnother(TensorParallel):
+        def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+            return torch.cat((own, torch.tensor([[0.0], [0.0], [1.0]])), dim=-1)
+
+    model.parallel = BesideAnother()
     assert runner.execute(batch).result().unsound == (0, 2)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from modelserve_worker.kernels.products import row_blocks
 from modelserve_worker.kernels.products.row_blocks import grouped_product, plain_product
 
 BLOCKS = {4, 8, 16, 32, 64, 128, 256}
@@ -56,14 +58,15 @@ def test_on_a_cpu_products_of_experts_are_of_few_counts_of_rows_and_a_row_has_th
 
 
 @pytest.fixture
-def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def multiplied() -> Iterator[list[int]]:
     """Rows of each product that PyTorch is asked for."""
     counts: list[int] = []
-    multiply = torch.nn.functional.linear
 
-    def counting(x: Tensor, weight: Tensor) -> Tensor:
-        counts.append(x.shape[0])
-        return multiply(x, weight)
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.nn.functional.linear:
+                counts.append(args[0].shape[0])
+            return function(*args, **kwargs or {})
 
-    monkeypatch.setattr(row_blocks.functional, "linear", counting)
-    return counts
+    with Products():
+        yield counts

@@ -141,7 +141,7 @@ def _naive(logits: torch.Tensor, case: Case, allowed: np.ndarray | None = None) 
 
 
 @pytest.mark.parametrize("vocab_size", [1000, 5000])
-def test_mixed_batches_draw_what_naive_code_draws(monkeypatch, vocab_size) -> None:
+def test_mixed_batches_draw_what_naive_code_draws(vocab_size) -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
     cases = [_random_case(rng) for _ in range(24)]
@@ -159,7 +159,7 @@ def test_mixed_batches_draw_what_naive_code_draws(monkeypatch, vocab_size) -> No
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter: inf - inf, not used
-def test_masked_rows_draw_what_is_allowed_and_their_neighbours_as_ever(monkeypatch) -> None:
+def test_masked_rows_draw_what_is_allowed_and_their_neighbours_as_ever() -> None:
     vocab_size = 700  # its last word of a mask is part full
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
@@ -183,7 +183,7 @@ def test_masked_rows_draw_what_is_allowed_and_their_neighbours_as_ever(monkeypat
         assert not wrong, f"seed {seed}, kernels {kernels}: row, token, naive token, case: {wrong}"
 
 
-def test_neither_chunks_nor_capacity_change_a_token(monkeypatch) -> None:
+def test_neither_chunks_nor_capacity_change_a_token() -> None:
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
     # The least and the most that one kernel takes, and both unfiltered rows.
@@ -206,7 +206,7 @@ def test_neither_chunks_nor_capacity_change_a_token(monkeypatch) -> None:
         ({"top_k": 4, "top_p": 0.5}, 2),  # two of four equals are exactly one half: the third is not needed
     ],
 )
-def test_ties_over_chunk_edges_go_to_the_lowest_ids(monkeypatch, sampling, allowed) -> None:
+def test_ties_over_chunk_edges_go_to_the_lowest_ids(sampling, allowed) -> None:
     """All logits are equal, or all but four beside an edge are far below: only the lowest of the equals are drawn."""
     cases = [Case(SamplingParams(seed=seed, max_tokens=9, **sampling), 5, 0) for seed in range(8)]
     equal = torch.zeros(len(cases), 700, dtype=torch.bfloat16, device=DEVICE)
@@ -223,7 +223,7 @@ def test_ties_over_chunk_edges_go_to_the_lowest_ids(monkeypatch, sampling, allow
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter: inf - inf, not used
 @pytest.mark.parametrize("cap", [CAP, None])
-def test_zeros_of_either_sign_are_equal_and_infinities_have_their_places(monkeypatch, cap) -> None:
+def test_zeros_of_either_sign_are_equal_and_infinities_have_their_places(cap) -> None:
     cases = [Case(SamplingParams(seed=3, max_tokens=9, temperature=0.0), 5, 0)] * 3
     cases += [Case(SamplingParams(seed=3, max_tokens=9, top_k=2, top_p=0.9), 5, 0)] * 2
     logits = torch.full((5, 300), -torch.inf, dtype=torch.bfloat16, device=DEVICE)
@@ -235,7 +235,7 @@ def test_zeros_of_either_sign_are_equal_and_infinities_have_their_places(monkeyp
     assert fast[:4] == [5, 200, 0, 250]
 
 
-def test_a_nan_in_any_chunk_marks_its_row_alone(monkeypatch) -> None:
+def test_a_nan_in_any_chunk_marks_its_row_alone() -> None:
     kinds = [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_k": 300}]
     cases = [Case(SamplingParams(seed=i, max_tokens=9, **kinds[i % 4]), 5, 0) for i in range(8)]
     logits = _logits(np.random.default_rng(1), 8, 600)
@@ -247,7 +247,7 @@ def test_a_nan_in_any_chunk_marks_its_row_alone(monkeypatch) -> None:
     assert min(whole) >= 0
 
 
-def test_draws_of_the_kernels_follow_the_filtered_softmax(monkeypatch) -> None:
+def test_draws_of_the_kernels_follow_the_filtered_softmax() -> None:
     """Chi-square of 160 draws from the 4 tokens that top-k leaves: 21.1 is exceeded once in 10,000 times by chance."""
     logits = torch.linspace(-1.0, 1.0, 24, device=DEVICE)[
         torch.randperm(24, generator=torch.Generator().manual_seed(1))

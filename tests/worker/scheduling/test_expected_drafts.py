@@ -19,12 +19,17 @@ from modelserve_worker.scheduling.drafting import Drafting
 SLOTS, CONTEXT = 64, 2000.0
 
 
+class KnownChance(Drafting):
+    known: float
+
+    def chances(self, slots: np.ndarray) -> np.ndarray:
+        return np.full((len(slots), AUTO_DRAFTS), self.known)
+
+
 @pytest.mark.parametrize("variant", ["31B", "26B-A4B", "E4B"])
 @pytest.mark.parametrize("requests", [1, 8, 64])
 @pytest.mark.parametrize("chance", [0.02, 0.5, 0.75, 0.95])
-def test_a_plan_expects_the_rate_that_the_choice_reaches(
-    variant: str, requests: int, chance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_expects_the_rate_that_the_choice_reaches(variant: str, requests: int, chance: float) -> None:
     architecture, device, assistant = architecture_of(variant), CATALOGUE["NVIDIA-H200"], assistant_of(variant)
     layout = KVCacheLayout.least(architecture)
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
@@ -33,9 +38,9 @@ def test_a_plan_expects_the_rate_that_the_choice_reaches(
     speculation = Speculation(AUTO_DRAFTS, assistant)
 
     costs = PlannedCosts(speed, max_num_seqs=SLOTS, speculation=speculation, drafts=of_draft)
-    drafting = Drafting(AUTO_DRAFTS, SLOTS, costs, asked=AUTO_DRAFTS)
+    drafting = KnownChance(AUTO_DRAFTS, SLOTS, costs, asked=AUTO_DRAFTS)
+    drafting.known = chance
     slots, room = np.arange(requests, dtype=np.int32), np.full(requests, 100, dtype=np.int32)
-    monkeypatch.setattr(drafting, "chances", lambda slots: np.full((len(slots), AUTO_DRAFTS), chance))
     drafting._since_probe_s = 0.0
     asked = drafting.ask(slots, room, context=CONTEXT)
     drafting._coming[slots] = asked

@@ -17,8 +17,13 @@ GEOMETRY = MODEL.geometry(window=4, global_tokens=4, sliding_tokens=2, global_ro
 PLENTY = 100 * GEOMETRY.held_bytes(100)
 
 
-def driver(budget: int) -> Driver:
-    return Driver(Scheduler(SchedulerLimits(budget, 8, 100, ()), GEOMETRY, PLENTY))
+def driver(budget: int, of: type[Scheduler] = Scheduler) -> Driver:
+    return Driver(of(SchedulerLimits(budget, 8, 100, ()), GEOMETRY, PLENTY))
+
+
+class NeverRecomputing(Scheduler):
+    def _preempt(self, *_: object, **__: object) -> None:
+        pass
 
 
 def request(name: str, prompt: int, max_tokens: int = 9) -> Request:
@@ -134,16 +139,14 @@ def test_a_move_is_told_to_the_table_of_a_request_that_is_not_in_the_step() -> N
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_what_a_step_behind_a_failed_one_computed_is_of_no_use(
-    recompute: bool, monkeypatch: pytest.MonkeyPatch
+    recompute: bool,
 ) -> None:
     """On a device whose tables are lost, the recomputed request says its text and one that goes on does not."""
-    target = driver(budget=4)
+    target = driver(4, Scheduler if recompute else NeverRecomputing)
     target.add(request("a", prompt=4), request("b", prompt=4, max_tokens=1))
     device = StampedDevice(MODEL, GEOMETRY, PLENTY, lambda _, position: 10 + position, slots=8, longest=100)
     first, second = target.schedule(), target.schedule()
     device.lose(first.batch, behind=[second.batch])
-    if not recompute:
-        monkeypatch.setattr(Scheduler, "_preempt", lambda *_, **__: None)
     assert set(target.fail(first)) == {"a"}
     assert target.scheduler.update(device.execute(second.batch)) == []
     (output,) = target.scheduler.update(device.execute(target.schedule().batch))

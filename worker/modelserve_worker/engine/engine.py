@@ -27,8 +27,14 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Drives `runner` with what `scheduler` decides, one step ahead of the results where that helps. One thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, grammars: GrammarCompiler | None = None) -> None:
-        """`grammars`: without it, requests with a grammar are refused."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        grammars: GrammarCompiler | None = None,
+        clock: StepClock | None = None,
+    ) -> None:
+        """`grammars`: without it, requests with a grammar are refused. `clock` left out: of real time."""
         self.scheduler = scheduler
         self.runner = runner
         self._grammars = grammars
@@ -36,7 +42,7 @@ class Engine:
         self.steps_done = 0  # steps whose results were taken, failed ones and those that sample nothing included
         self._pending: tuple[ScheduledBatch, PendingStep] | None = None
         self._failures = 0
-        self._clock = StepClock()
+        self._clock = clock or StepClock()
 
     @property
     def has_work(self) -> bool:
