@@ -441,6 +441,7 @@ class World:
         self.cluster.clock = lambda: self.now
         self.settings = Settings(worker_image="worker:test")
         self.pending: set[Key] = set()
+        self.reconciled: list[Key] = []
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.after_each: Callable[[], None] = lambda: None  # of a reconcile, and what controllers did then
         self.due: dict[Key, datetime] = {}  # when the last reconcile of a key asked to be called again
@@ -473,6 +474,7 @@ class World:
                     return
                 key = min(self.pending)
                 self.pending.discard(key)
+                self.reconciled.append(key)
                 delay = await self.reconciler.reconcile(key)
                 self.due[key] = (
                     self.now + timedelta(seconds=delay) if delay is not None else datetime.max.replace(tzinfo=UTC)

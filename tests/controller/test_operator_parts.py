@@ -24,11 +24,11 @@ from modelserve_operator.cluster.kinds import (
 )
 from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.cluster.store import Store
-from modelserve_operator.gathering import watchdog
 from modelserve_operator.gathering.gather import Heard
 from modelserve_operator.gathering.handlers import build_settings
 from modelserve_operator.gathering.replanning import Replanning
 from modelserve_operator.gathering.watchdog import Watchdog, WatchFrozenError
+from modelserve_operator.learning.shared_config import CALIBRATION_NAME
 from modelserve_operator.process import endpoint
 from modelserve_operator.process.work_queue import Key, WorkQueue
 from modelserve_operator.reporting import resource_metrics
@@ -184,44 +184,44 @@ def test_settings_come_from_the_environment_and_unknown_ones_are_errors() -> Non
         from_environment({"MODELSERVE_METRICS_PORT": "70000"})
 
 
-async def test_the_watchdog_raises_when_a_watch_brings_nothing(world, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
+async def test_the_watchdog_raises_when_a_watch_brings_nothing(world) -> None:
     world.cluster.listener = None
     world.cluster.put(
         DEPLOYMENT,
         {"metadata": {"name": "d", "namespace": "ml", "labels": {"app.kubernetes.io/managed-by": "modelserve"}}},
     )
     queue = WorkQueue()
-    dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
+    dog = QuickWatchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
     with pytest.raises(WatchFrozenError, match="deployments"):
         await asyncio.wait_for(dog.run(), 2)
 
 
-async def _content_with_five_checks(dog: Watchdog, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks, enough, relist = itertools.count(1), asyncio.Event(), world.gatherer.relist
+class QuickWatchdog(Watchdog):
+    grace_seconds = 0.01
 
-    async def counted() -> Any:
-        if next(checks) > 5:  # the fifth has been judged
+
+async def _content_with_five_checks(dog: Watchdog, world: Any) -> None:
+    checks, enough = itertools.count(1), asyncio.Event()
+
+    def count(request: Any) -> None:
+        if (request.verb, request.kind) == ("pages", MODEL_SERVE) and next(checks) > 5:  # the fifth has been judged
             enough.set()
-        return await relist()
 
-    with monkeypatch.context() as patched:
-        patched.setattr(world.gatherer, "relist", counted)
-        running, waiting = asyncio.create_task(dog.run()), asyncio.create_task(enough.wait())
-        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        assert not running.done(), running.exception()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    world.cluster.asked = count
+    running, waiting = asyncio.create_task(dog.run()), asyncio.create_task(enough.wait())
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done(), running.exception()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize("late", ["keys wait", "events come"])
-async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
+async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world) -> None:
     world.cluster.listener = None
     serve = {"metadata": {"name": "m", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
     world.cluster.put(MODEL_SERVE, serve)
     queue = WorkQueue()
-    dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
+    dog = QuickWatchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
     heard = asyncio.Event()
 
     async def old_events() -> None:
@@ -230,7 +230,7 @@ async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, m
             await asyncio.sleep(0.001)
 
     telling = asyncio.create_task(old_events()) if late == "events come" else None
-    await _content_with_five_checks(dog, world, monkeypatch)
+    await _content_with_five_checks(dog, world)
     heard.set()
     if telling is not None:
         await telling
@@ -241,28 +241,22 @@ async def test_a_busy_operator_that_hears_late_is_not_frozen(late: str, world, m
         await asyncio.wait_for(dog.run(), 60)
 
 
-async def test_at_rest_nothing_is_listed_but_soon_after_the_start(world, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(watchdog, "FIRST_CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(watchdog, "PULSE_SECONDS", 0.001)
+async def test_at_rest_nothing_is_listed_but_soon_after_the_start(world) -> None:
     listed, pulses, beat = [], 0, asyncio.Event()
-    relist, pulse = world.gatherer.relist, world.gatherer.pulse
 
-    async def counted() -> Any:
-        listed.append(pulses)
-        return await relist()
+    class BusyWatchdog(Watchdog):
+        grace_seconds, first_check_seconds, pulse_seconds = 0.0, 0.0, 0.001
 
-    async def beaten() -> Any:
+    def noted(request: Any) -> None:
         nonlocal pulses
-        pulses += 1
+        listed.extend([pulses] if (request.verb, request.kind) == ("pages", POD) else [])
+        pulses += (request.verb, request.name) == ("get", CALIBRATION_NAME)
         if pulses == 5:
             beat.set()
-        return await pulse()
 
-    monkeypatch.setattr(world.gatherer, "relist", counted)
-    monkeypatch.setattr(world.gatherer, "pulse", beaten)
+    world.cluster.asked = noted
     world.gatherer.heard_version = dict.fromkeys(WATCHED, 10**9)
-    dog = Watchdog(world.gatherer, Replanning(world.gatherer, WorkQueue()), interval=3600, resync=3600)
+    dog = BusyWatchdog(world.gatherer, Replanning(world.gatherer, WorkQueue()), interval=3600, resync=3600)
     dog.last_round_trip = before = 0.0
     running = asyncio.create_task(dog.run())
     await asyncio.wait_for(beat.wait(), 60)
@@ -278,16 +272,15 @@ def test_a_stream_without_bookmarks_is_asked_for_again() -> None:
 
 
 async def test_the_watchdog_is_content_with_live_watches_and_queues_what_they_missed(
-    world, monkeypatch: pytest.MonkeyPatch
+    world,
 ) -> None:
-    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.01)
     body = {"metadata": {"name": "m", "namespace": "ml"}, "spec": {"model": {"uri": "pvc://weights/x"}}}
     world.cluster.listener = None
     stored = world.cluster.put(MODEL_SERVE, body)
     world.gatherer.heard_version[MODEL_SERVE] = int(stored["metadata"]["resourceVersion"])
     queue = WorkQueue()
-    dog = Watchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
-    await _content_with_five_checks(dog, world, monkeypatch)
+    dog = QuickWatchdog(world.gatherer, Replanning(world.gatherer, queue), interval=0.01, resync=100)
+    await _content_with_five_checks(dog, world)
     assert dog.alive()
     seen: list[Key] = []
 

@@ -9,13 +9,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from plans_made import Planned
 
 from modelserve_operator.cluster.kinds import CLAIM, DEPLOYMENT, MODEL_SERVE, NODE, POD, WATCHED, ResourceKind
 from modelserve_operator.cluster.kube import WorkerUnreachableError
-from modelserve_operator.gathering import watchdog
 from modelserve_operator.gathering.replanning import Replanning
 from modelserve_operator.gathering.watchdog import Watchdog
-from modelserve_operator.planning import revision_builder
 from modelserve_operator.process.work_queue import Key, WorkQueue
 
 MODEL = {"uri": "hf://google/gemma-4-31B-it"}
@@ -100,15 +99,10 @@ def test_a_claim_is_read_now_and_then(ready_world) -> None:
 
 
 def test_equal_shapes_are_planned_once_and_again_when_the_supply_changes(
-    world, monkeypatch: pytest.MonkeyPatch
+    world,
 ) -> None:
-    plan, planned = revision_builder.plan, []
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        planned.append(arguments)
-        return plan(*arguments, **named)
-
-    monkeypatch.setattr(revision_builder, "plan", counted)
+    planned = Planned(world)
+    world.after_each = planned.look
     world.add_node("a", **H200)
     for number in range(5):
         world.create({"model": MODEL, "plan": {"mode": "PreviewOnly"}}, name=f"m{number}")
@@ -122,16 +116,18 @@ def test_equal_shapes_are_planned_once_and_again_when_the_supply_changes(
     assert {each["accelerator"] for each in candidates} == {"NVIDIA-H200", "NVIDIA-L4"}
 
 
-async def test_a_resync_does_not_wait_for_a_check(world, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.0)
+async def test_a_resync_does_not_wait_for_a_check(world) -> None:
     world.cluster.listener = None
     world.cluster.put(MODEL_SERVE, {"metadata": {"name": "m", "namespace": "ml"}, "spec": {}})
     await world.gatherer.relist()  # the resync will find nothing new
     world.gatherer.heard_version = dict.fromkeys(WATCHED, 10**9)
     queued = asyncio.Event()
-    queue = WorkQueue()
-    monkeypatch.setattr(queue, "add", lambda key, **_: queued.set())
-    replanning = Replanning(world.gatherer, queue)
+
+    class Told(WorkQueue):
+        def add(self, key: Key, *, ahead: bool = True) -> None:
+            queued.set()
+
+    replanning = Replanning(world.gatherer, Told())
     running = asyncio.create_task(Watchdog(world.gatherer, replanning, interval=3600, resync=0.01).run())
     await asyncio.wait_for(queued.wait(), 10)
     running.cancel()

@@ -11,18 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plans_made import Planned
 from random_specs import RandomSpecs
 
 from modelserve.api import ModelServeSpec
 from modelserve.hardware import CATALOGUE
 from modelserve.model.model_facts import ModelFacts
 from modelserve_operator.cluster.kinds import MODEL_SERVE, NODE, ResourceKind
-from modelserve_operator.gathering import replanning
 from modelserve_operator.gathering.replanning import Replanning
-from modelserve_operator.inventory import supply
 from modelserve_operator.inventory.pools import Inventory
-from modelserve_operator.inventory.supply import Supply
-from modelserve_operator.planning import revision_builder
+from modelserve_operator.inventory.supply import MOST_KINDS, MOST_PLANS, Supply
 from modelserve_operator.planning.revision_builder import plan_for
 from modelserve_operator.process.work_queue import BEHIND_SHARE, Key, WorkQueue
 
@@ -60,14 +58,17 @@ def _serve(number: int) -> dict[str, Any]:
     return {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe", "metadata": metadata, "spec": spec}
 
 
+class PromptReplanning(Replanning):
+    gathering_seconds = 0.0
+
+
 class Crowd:
     """A world whose events go through the operator's own queue, one worker at a time."""
 
-    def __init__(self, world, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(replanning, "GATHERING_SECONDS", 0.0)
+    def __init__(self, world) -> None:
         self.world = world
         self.done: list[Key] = []
-        self.planned: list[str] = []
+        self.planned = Planned(world)
         self.queue = WorkQueue()
         self.after_each: Callable[[], None] = lambda: None
         world.cluster.listener = None
@@ -75,17 +76,10 @@ class Crowd:
             world.cluster.put(NODE, _node(number))
         for number in range(SERVES):
             world.cluster.put(MODEL_SERVE, _serve(number))
-        made = revision_builder.plan
-
-        def counted(spec: ModelServeSpec, *arguments: Any, **named: Any) -> Any:
-            self.planned.append(spec.model.uri)
-            return made(spec, *arguments, **named)
-
-        monkeypatch.setattr(revision_builder, "plan", counted)
 
     async def restart(self) -> None:
         await asyncio.to_thread(self.world.restart_operator)  # it runs a loop of its own
-        self.replanning = Replanning(self.world.gatherer, self.queue)
+        self.replanning = PromptReplanning(self.world.gatherer, self.queue)
         self.world.cluster.listener = self._heard
 
     def _heard(self, kind: ResourceKind, body: dict[str, Any], deleted: bool) -> None:
@@ -94,6 +88,7 @@ class Crowd:
     async def _reconcile(self, key: Key) -> None:
         await self.world.reconciler.reconcile(key)
         self.done.append(key)
+        self.planned.look()
         self.after_each()
 
     async def drain(self) -> None:
@@ -118,8 +113,8 @@ class Crowd:
 
 
 @pytest.fixture
-async def crowd(world, monkeypatch: pytest.MonkeyPatch) -> Crowd:
-    made = Crowd(world, monkeypatch)
+async def crowd(world) -> Crowd:
+    made = Crowd(world)
     await made.restart()
     return made
 
@@ -148,7 +143,7 @@ async def test_a_node_like_others_has_nothing_planned_anew(crowd: Crowd) -> None
     crowd.world.cluster.remove(NODE, "", "gpu-0")
     await crowd.drain()
     assert len(crowd.done) == SERVES, "looked at once for both"
-    assert crowd.planned == []
+    assert len(crowd.planned) == 0
     assert crowd.world.rest() == []
 
 
@@ -269,17 +264,17 @@ def test_a_kept_plan_is_the_plan_that_would_be_made(tiny_facts: ModelFacts) -> N
     assert compared > 50
 
 
-def test_kept_plans_are_bounded(tiny_facts: ModelFacts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "MOST_PLANS", 3)
-    monkeypatch.setattr(supply, "MOST_KINDS", 2)
+def test_kept_plans_are_bounded(tiny_facts: ModelFacts) -> None:
     kept = _supply()
-    for zone in "abcd":
-        document = {"model": {"uri": "hf://own/model"}, "accelerators": {"nodeSelector": {"zone": zone}}}
-        plan_for(ModelServeSpec.model_validate(document), tiny_facts, kept)
-    for length in range(1024, 1034):
-        document = {"model": {"uri": "hf://own/model"}, "context": {"maxModelLen": length}}
-        plan_for(ModelServeSpec.model_validate(document), tiny_facts, kept)
-    assert [len(offered.plans) for offered in kept.offered.values()] == [1, 3]
+    for zone in range(MOST_KINDS + 2):
+        document = {"model": {"uri": "hf://own/model"}, "accelerators": {"nodeSelector": {"zone": str(zone)}}}
+        plan = plan_for(ModelServeSpec.model_validate(document), tiny_facts, kept)
+    assert [len(offered.plans) for offered in kept.offered.values()] == [1] * MOST_KINDS
+    offered = list(kept.offered.values())[-1]
+    (key,) = offered.plans
+    for number in range(MOST_PLANS + 2):
+        offered.keep((f"spec {number}", *key[1:]), plan)
+    assert [name for name, *_ in offered.plans] == [f"spec {number}" for number in range(2, MOST_PLANS + 2)]
 
 
 def _said_or_proposed(world, name: str) -> bool:

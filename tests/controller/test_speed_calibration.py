@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from plans_made import Planned
 
 from modelserve.hardware import CATALOGUE
 from modelserve.measured_speed import MeasuredSteps
@@ -15,8 +16,8 @@ from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_SERVE, POD
 from modelserve_operator.inventory.measurements import Measurements
 from modelserve_operator.learning.shared_config import CALIBRATION_NAME
 from modelserve_operator.learning.worker_reports import REFRESH
-from modelserve_operator.planning import revision_builder
 from modelserve_operator.process.metrics import REGISTRY
+from modelserve_operator.process.work_queue import Key
 
 E4B = {"model": {"uri": "hf://google/gemma-4-E4B-it"}}
 H200 = {"product": "NVIDIA-H200", "memory_mib": 143_771, "gpus": 1}
@@ -140,25 +141,23 @@ def test_sizes_and_workers_are_taken_together_by_their_steps(world) -> None:
     assert float(shown["measuredMs"]) == pytest.approx((3 * _decode_ms() + 2 * alone) / 4, abs=0.002)
 
 
-def test_a_speed_alone_has_nobody_reconciled_and_no_plan_made_anew(world, monkeypatch) -> None:
+def test_a_speed_alone_has_nobody_reconciled_and_no_plan_made_anew(world) -> None:
     """Traffic moves speeds all day, and there may be thousands of ModelServes."""
     world.add_node("a", **H200)
     _serve(world, "first")
     _serve(world, "other")
-    made = []
-    plan = revision_builder.plan
-    monkeypatch.setattr(revision_builder, "plan", lambda *args, **kwargs: made.append(1) or plan(*args, **kwargs))
-    heard = []
-    concerned = world.gatherer.concerned
-    monkeypatch.setattr(world.gatherer, "concerned", lambda: heard.append(1) or concerned())
+    made = Planned(world)
+    made.clear()
+    world.after_each = made.look
+    world.reconciled.clear()
     _tell(world, "first", _decodes(2 * _decode_ms()))
     assert _remembered(world)[0] == {"bfloat16/kv Decode": 2.0}
-    assert heard == []
-    assert made == []
+    assert world.reconciled.count(Key("ml", "other")) == 1, "by the resync"
+    assert len(made) == 0
     _resync(world)
-    assert made == [], "plans are kept by the speeds that they were made with"
+    assert len(made) == 0, "plans are kept by the speeds that they were made with"
     world.create(E4B, name="third")
-    assert made == [1]
+    assert len(made) == 1
     assert world.status("third")["plan"]["speedFactors"]
 
 

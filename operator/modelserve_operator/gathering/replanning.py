@@ -7,11 +7,11 @@ import asyncio
 from modelserve_operator.gathering.gather import Gatherer, Heard
 from modelserve_operator.process.work_queue import WorkQueue
 
-GATHERING_SECONDS = 0.5  # nodes come, go and are relabelled in crowds
-
 
 class Replanning:
     """Brings what was heard into the queue."""
+
+    gathering_seconds = 0.5  # nodes come, go and are relabelled in crowds
 
     def __init__(self, gatherer: Gatherer, queue: WorkQueue) -> None:
         self._gatherer = gatherer
@@ -24,7 +24,7 @@ class Replanning:
             self._queue.add(key)
         if heard.supply and not self._waits:
             self._waits = True
-            asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._queue_concerned)
+            asyncio.get_running_loop().call_later(self.gathering_seconds, self._queue_concerned)
 
     @property
     def busy(self) -> bool:

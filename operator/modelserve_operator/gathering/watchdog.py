@@ -21,10 +21,6 @@ from modelserve_operator.gathering.replanning import Replanning
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 20.0
-FIRST_CHECK_SECONDS = 30.0  # after the start: what fell between the first LIST and the watches is found then
-PULSE_SECONDS = 60.0  # between two signs of life of the API server, of two small objects
-
 
 class WatchFrozenError(Exception):
     """A watch does not deliver what a LIST shows."""
@@ -32,6 +28,10 @@ class WatchFrozenError(Exception):
 
 class Watchdog:
     """`last_round_trip` is the monotonic time of the last good answer of the API server, for the liveness probe."""
+
+    grace_seconds = 20.0
+    first_check_seconds = 30.0  # after the start: what fell between the first LIST and the watches is found then
+    pulse_seconds = 60.0  # between two signs of life of the API server, of two small objects
 
     def __init__(self, gatherer: Gatherer, replanning: Replanning, *, interval: float, resync: float) -> None:
         self._gatherer = gatherer
@@ -42,7 +42,7 @@ class Watchdog:
 
     def alive(self) -> bool:
         """False when the API server has not answered for five minutes: a restart may find another way to it."""
-        return time.monotonic() - self.last_round_trip < 5 * PULSE_SECONDS + GRACE_SECONDS
+        return time.monotonic() - self.last_round_trip < 5 * self.pulse_seconds + self.grace_seconds
 
     async def run(self) -> None:
         """Check for ever, soon and then every `interval`; every `resync` all keys are queued.
@@ -50,16 +50,17 @@ class Watchdog:
         Raises WatchFrozenError.
         """
         now = time.monotonic()
-        check, resync, pulse = now + min(FIRST_CHECK_SECONDS, self._interval), now + self._resync, now + PULSE_SECONDS
+        check = now + min(self.first_check_seconds, self._interval)
+        resync, pulse = now + self._resync, now + self.pulse_seconds
         while True:
             await asyncio.sleep(max(0.0, min(check, resync, pulse) - time.monotonic()))
-            pulse = time.monotonic() + PULSE_SECONDS
+            pulse = time.monotonic() + self.pulse_seconds
             lists = min(check, resync) <= time.monotonic()
             try:
                 heard, newest = await (self._gatherer.relist() if lists else self._gatherer.pulse())
             except KubeError as error:
                 logger.warning("watchdog: %s", error)
-                again = time.monotonic() + min(PULSE_SECONDS, self._interval)
+                again = time.monotonic() + min(self.pulse_seconds, self._interval)
                 check, resync = max(check, again), max(resync, again)
                 continue
             self.last_round_trip = now = time.monotonic()
@@ -75,7 +76,7 @@ class Watchdog:
         """A busy operator hears late, and is not frozen: while keys wait, or events of the kind still come, it is only
         looked at again by the next check."""
         before = Counter(self._gatherer.heard_events)
-        await asyncio.sleep(GRACE_SECONDS)
+        await asyncio.sleep(self.grace_seconds)
         behind = [kind for kind, version in newest.items() if self._gatherer.heard_version.get(kind, 0) < version]
         frozen = [kind for kind in behind if self._gatherer.heard_events[kind] == before[kind]]
         if frozen and not self._replanning.busy:
@@ -83,4 +84,4 @@ class Watchdog:
                 f"{kind.plural} (listed {newest[kind]}, heard {self._gatherer.heard_version.get(kind, 0)})"
                 for kind in frozen
             )
-            raise WatchFrozenError(f"no watch event within {GRACE_SECONDS:.0f} s of what a LIST shows: {told}")
+            raise WatchFrozenError(f"no watch event within {self.grace_seconds:.0f} s of what a LIST shows: {told}")
