@@ -28,6 +28,7 @@ from modelserve.sizing.backends.attention import DECODE_PARTS, PAIRS
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import LayerPages, StepRows, element_dtype
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
@@ -161,15 +162,15 @@ def decode_calls(
     workspace = torch.empty(count * launches.decode_workspace(rows, query_heads=layer.heads), device=DEVICE)
     rotation = None
     if rows.v_only:
-        rotation = launches.tile_rotation(
+        rotation = launches.tile_turns(
             layer.frequencies, pairs=layer.pairs, keys=kernels.decode_keys, longest=max(contexts), dtype=rows.dtype
         )
     read = sum(min(n, rows.window or n) for n in contexts) * layer.row_bytes
     sets = max(8, min(128, UNCACHED_BYTES // read + 1))
     calls = [
         lambda table=table: kernels.decode(
-            q, output, step, rows=rows, table=table, arena=layer.arena, workspace=workspace,
-            key_weight=layer.weight, rotation=rotation,
+            q, output, step, pages=LayerPages(rows, table, layer.arena), workspace=workspace,
+            key_weight=layer.weight, turns=rotation,
         )
         for table in layer.tables(contexts, sets=sets)
     ]  # fmt: skip
@@ -200,14 +201,14 @@ def chunk_call(layer: Layer, start: int, length: int, kernels: AttentionKernels)
     shape = (length, rows.heads, rows.width)
     stored = torch.rand(shape, device=DEVICE).to(torch.bfloat16)
     if layer.dtype is not KVCacheDtype.BFLOAT16:
-        stored = torch.randint(0, 56, shape, device=DEVICE).to(launches.element_dtype(rows))
+        stored = torch.randint(0, 56, shape, device=DEVICE).to(element_dtype(rows))
     scale = torch.rand(shape[:2], device=DEVICE).half()
     keys = pages * rows.page_tokens + rows.window
     scratch = torch.empty(keys * launches.scratch_per_key(rows, pairs=layer.pairs), dtype=COMPUTE, device=DEVICE)
 
     def call() -> None:
         kernels.chunk(
-            q, output, step, rows=rows, table=table, arena=layer.arena, fresh=(stored, stored, scale, scale),
+            q, output, step, pages=LayerPages(rows, table, layer.arena), fresh=StepRows(stored, stored, scale, scale),
             key_weight=layer.weight, scratch=scratch, inverse_frequencies=layer.frequencies, pairs=layer.pairs,
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from attention_cases import Chunk, chunk_step, decode_step, folded, frequencies, key_weight, layout, rotation
+from attention_cases import Chunk, chunk_step, decode_step, folded, frequencies, key_weight, layout, pages_of, rotation
 from launch_order import one_after_the_other
 from paged_case import PagedCase
 from torch import Tensor
@@ -136,11 +136,11 @@ def decodes(case: PagedCase, q: Tensor, weight: Tensor | None) -> Run:
     kernels = AttentionKernels.over(rows, capability=90, query_heads=q.shape[1])
     size = len(q) * triton_launches.decode_workspace(rows, query_heads=q.shape[1])
     workspace = torch.empty(size, device=CUDA)
-    turns = {} if weight is None else {"key_weight": weight, "rotation": rotation(case, 64, 64)}
+    turns = {} if weight is None else {"key_weight": weight, "turns": rotation(case, 64, 64)}
 
     def run() -> Tensor:
         output = torch.full_like(q, torch.nan)
-        kernels.decode(q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace, **turns)
+        kernels.decode(q, output, step, pages=pages_of(case), workspace=workspace, **turns)
         return output
 
     return run
@@ -159,7 +159,7 @@ def global_chunks(case: PagedCase) -> Run:
     def run() -> Tensor:
         output = torch.full_like(q, torch.nan)
         kernels.chunk(
-            q, output, step, rows=rows, table=case.table, arena=case.arena, key_weight=weight, scratch=scratch,
+            q, output, step, pages=pages_of(case), key_weight=weight, scratch=scratch,
             inverse_frequencies=frequencies(case), pairs=64,
         )  # fmt: skip
         return output

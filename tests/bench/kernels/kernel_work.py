@@ -22,6 +22,7 @@ from modelserve.sizing.backends.table import LIBRARY, KernelTable, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights.text import layer_tensors
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import HeadNorms, LayerPages, Rotary, StepRows
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.experts.experts import Choice
 from modelserve_worker.kernels.operations import Operations
@@ -154,21 +155,21 @@ def stored_rows(layer: Layer, rows: int, kernels: str) -> Work:
     held, width, apart = layer.rows, layer.rows.width, rows <= SEQUENCES
     slots, at = ints(range(rows) if apart else [0] * rows), ints([0] * rows if apart else range(rows))
     (table,) = layer.tables([1] * rows if apart else [rows], 1)
-    fresh: Any = (
+    pages = LayerPages(held, table, layer.arena)
+    fresh = StepRows(
         *(random(rows, held.heads, width) for _ in "kv"),
         *(torch.rand(rows, held.heads, device=DEVICE).half(),) * 2,
     )
     waiting = ints([-1] * rows) if held.entries and not apart else slots
     step = Step(at, ints([rows]), slots, waiting, slots, None, None)
     if kernels == "commit":
-        store = partial(launches.commit, fresh, step, rows=held, table=table, arena=layer.arena)
+        store = partial(launches.commit, fresh, step, pages=pages)
         return Work([store] * 8, 2 * rows * layer.row_bytes)
     projected = random(rows, (layer.heads + held.heads * (1 if held.v_only else 2)) * width)
     angles, weight, q = torch.rand(2, rows, width // 2, device=DEVICE), random(width), layer.queries(rows)
     store = partial(
-        launches.prepare, projected, q, step, rows=held, table=table, arena=layer.arena,
-        q_weight=weight, k_weight=weight, rotation=(angles[0], angles[1]), fresh=fresh if held.entries else None,
-        eps=1e-6, pairs=layer.pairs,
+        launches.prepare, projected, q, step, pages=pages, norms=HeadNorms(weight, weight, 1e-6),
+        rotary=Rotary(*angles), fresh=fresh if held.entries else None, pairs=layer.pairs,
     )  # fmt: skip
     return Work([store] * 8, 2 * projected.nbytes + angles.nbytes)
 

@@ -54,7 +54,7 @@ def test_buffers_are_what_the_path_allocates(tp: int) -> None:
             keys = AttentionKernels.over(rows[LayerKind.GLOBAL], capability=90, query_heads=heads).decode_keys
             assert keys == ROTATION_TILE_KEYS
             pairs = architecture.global_rotary_pairs
-            made = kernels.tile_rotation(torch.zeros(pairs), pairs=pairs, keys=keys, longest=longest, dtype=dtype)
+            made = kernels.tile_turns(torch.zeros(pairs), pairs=pairs, keys=keys, longest=longest, dtype=dtype)
             rotation = sum(part.nbytes for part in (made.start_cos, made.start_sin, made.turn_cos, made.turn_sin))
         assert rotation <= sized["rotation_tables"] <= rotation + 1024
 

@@ -76,6 +76,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_architecture
 from modelserve_worker.startup.kernel_trace import kernel_launches
 from modelserve_worker.kernels.compiling import cuda_kernel, kernel_cache
+from modelserve_worker.kernels.compiling.bundles import preload
 args = EngineArgs(model=sys.argv[1], max_num_seqs=1, max_num_batched_tokens=64)
 launches = kernel_launches(read_architecture(Path(args.model)), args, capability=90)
 kernel_cache.name_alike()
@@ -93,7 +94,7 @@ for launch in launches:
         function = getattr(importlib.import_module(launch.module), launch.kernel)
         function.device_caches[90]
         function.compile = look
-        function.preload(launch.specialization)
+        preload(function, launch.specialization)
 print(json.dumps([len(launches), missing]))
 """
 

@@ -12,6 +12,7 @@ from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import LayerPages, Turns
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import LayerRows
 from modelserve_worker.kernels.attention.row_codec import v_only_columns
@@ -36,6 +37,10 @@ def layout(case: PagedCase) -> LayerRows:
         offsets,
         dtype,
     )
+
+
+def pages_of(case: PagedCase) -> LayerPages:
+    return LayerPages(layout(case), case.table, case.arena)
 
 
 def hopper_kernels(rows: LayerRows, operation: Operation, *, query_heads: int) -> AttentionKernels:
@@ -176,7 +181,7 @@ def frequencies(case: PagedCase) -> Tensor:
     return (THETA ** (-steps / case.width)).float()
 
 
-def rotation(case: PagedCase, keys: int, pairs: int) -> launches.Rotation:
-    return launches.tile_rotation(
+def rotation(case: PagedCase, keys: int, pairs: int) -> Turns:
+    return launches.tile_turns(
         frequencies(case), pairs=pairs, keys=keys, longest=max(case.contexts), dtype=layout(case).dtype
     )

@@ -155,13 +155,14 @@ Compiled = tuple[bytes, str, int, Iterable[str]]  # cubin, what ptxas says, byte
 def compiled_by_triton(launch: Traced, capability: int) -> Compiled:
     import triton
 
+    from modelserve_worker.kernels.compiling.bundles import preload
     from modelserve_worker.startup.kernel_trace import TargetDriver
 
     triton.runtime.driver.set_active(TargetDriver(capability))  # kernels ask it what they are compiled for
     triton.knobs.nvidia.dump_ptxas_log = True  # printed after every compilation
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
-        compiled = getattr(kernel_module(launch.module), launch.kernel).preload(launch.specialization)
+        compiled = preload(getattr(kernel_module(launch.module), launch.kernel), launch.specialization)
     early = early_work(compiled.asm["ptx"], launch, waits=capability >= DEPENDENT_LAUNCH)
     return compiled.asm["cubin"], log.getvalue(), compiled.metadata.shared, early
 

@@ -11,10 +11,10 @@ from emulated_kernel import built, merged_splits
 from paged_case import PagedCase
 from torch import Tensor
 
+from modelserve_worker.kernels.attention.arguments import Turns
 from modelserve_worker.kernels.attention.hopper.v_only_decode_sm90 import SOURCE, THREADS
 from modelserve_worker.kernels.attention.paged_layout import rising_pages
 from modelserve_worker.kernels.attention.row_codec import v_only_columns
-from modelserve_worker.kernels.attention.triton_launches import Rotation
 from modelserve_worker.kernels.step import Segments
 
 _ENTRY = """
@@ -57,7 +57,7 @@ def library(folder: Path) -> ctypes.CDLL:
 
 
 def attended(
-    library: ctypes.CDLL, case: PagedCase, q: Tensor, decode: Segments, *, key_weight: Tensor, rotation: Rotation,
+    library: ctypes.CDLL, case: PagedCase, q: Tensor, decode: Segments, *, key_weight: Tensor, turns: Turns,
     most_splits: int, split_pages: int, beside: bool, blocks: int = 3,
 ) -> Tensor:  # fmt: skip
     """Output in the order of the head, NaN for padding; splits are merged by torch."""
@@ -69,7 +69,6 @@ def attended(
     rising = rising_pages(rows.origin, rows.page_stride, size=case.arena.numel())
     assert rising.step == -1
     lowest = case.arena.data_ptr() + rising.first + rows.offsets["v"]
-    tables = (rotation.start_cos, rotation.start_sin, rotation.turn_cos, rotation.turn_sin)
     output = torch.full_like(q, torch.nan)
     left = library.run(
         ctypes.c_void_p(lowest), wide(rising.stride), number(rising.origin),
@@ -77,7 +76,7 @@ def attended(
             ctypes.c_void_p(each.data_ptr())
             for each in (q, output, partial, maxima, totals, decode.slots, decode.positions, case.table)
         ),
-        wide(case.table.stride(0)), *(ctypes.c_void_p(each.data_ptr()) for each in (key_weight, *tables)),
+        wide(case.table.stride(0)), *(ctypes.c_void_p(each.data_ptr()) for each in (key_weight, *turns[:4])),
         *map(number, (rows.heads, group, most_splits, split_pages, beside, count, blocks)),
         *map(number, (SOURCE.shared_bytes, THREADS)),
     )  # fmt: skip

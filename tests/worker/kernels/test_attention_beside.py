@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, decode_step, frequencies, hopper_kernels, layout, rotation
+from attention_cases import Chunk, chunk_step, decode_step, frequencies, hopper_kernels, layout, pages_of, rotation
 from hopper import ON_HOPPER, check_captured_bits
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import HeadNorms, Rotary, StepRows, element_dtype
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.products.row_blocks import plain_product
 from modelserve_worker.kernels.step import Step
@@ -61,7 +61,7 @@ class Layers:
         self.q_weight, self.k_weight = (case.random(width).abs() + 0.5 for _ in range(2))
         angles = torch.rand(tokens, width // 2, device="cuda")
         self.turned = angles.cos(), angles.sin()
-        self.rotation = rotation(case, self.kernels.decode_keys, PAIRS) if v_only else None
+        self.turns = rotation(case, self.kernels.decode_keys, PAIRS) if v_only else None
         keys = sum(-(-n // 64) * 64 for n in held[len(contexts) :]) + 256 + tokens + window * len(chunks)
         words = keys * max(launches.scratch_per_key(self.rows, pairs=PAIRS), 2 * heads * width if fmt != "none" else 0)
         self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda") if words else None
@@ -72,30 +72,31 @@ class Layers:
 
     def run(self) -> list[Tensor]:
         x, outputs = self.x, []
-        pages: dict[str, Any] = {"rows": self.rows, "table": self.case.table, "arena": self.case.arena}
+        pages = pages_of(self.case)
         for weight in self.weights:
             q = torch.empty(self.shape, dtype=torch.bfloat16, device="cuda")
             fresh = None
             if self.rows.entries:
                 buffer = (self.shape[0], self.rows.heads, self.rows.width)
-                element = launches.element_dtype(self.rows)
-                fresh = (
+                element = element_dtype(self.rows)
+                fresh = StepRows(
                     *(torch.empty(buffer, dtype=element, device="cuda") for _ in range(2)),
                     *(torch.empty(buffer[:2], dtype=torch.float16, device="cuda") for _ in range(2)),
                 )
             launches.prepare(
-                plain_product(x, weight), q, self.step, q_weight=self.q_weight, k_weight=self.k_weight,
-                rotation=self.turned, fresh=fresh, eps=EPS, pairs=PAIRS if self.rotation else 0, **pages,
+                plain_product(x, weight), q, self.step, pages=pages,
+                norms=HeadNorms(self.q_weight, self.k_weight, EPS), rotary=Rotary(*self.turned), fresh=fresh,
+                pairs=PAIRS if self.turns else 0,
             )  # fmt: skip
             output = torch.empty_like(q)
             beside = self.kernels.chunk(
-                q, output, self.step, fresh=fresh, key_weight=self.k_weight, scratch=self.scratch,
-                inverse_frequencies=frequencies(self.case), pairs=PAIRS if self.rotation else 0, **pages,
+                q, output, self.step, pages=pages, fresh=fresh, key_weight=self.k_weight, scratch=self.scratch,
+                inverse_frequencies=frequencies(self.case), pairs=PAIRS if self.turns else 0,
             )  # fmt: skip
             assert beside
             self.kernels.decode(
-                q, output, self.step, workspace=self.workspace, key_weight=self.k_weight,
-                rotation=self.rotation, beside=beside, **pages,
+                q, output, self.step, pages=pages, workspace=self.workspace, key_weight=self.k_weight,
+                turns=self.turns, beside=beside,
             )  # fmt: skip
             # It starts early and waits for the kernel ahead alone, whose decodes must not end before the chunks.
             x = self.norms.rms_norm(output.flatten(1), torch.ones_like(self.x[0]), eps=EPS)
@@ -134,9 +135,7 @@ def test_chunks_beside_few_and_many_decodes_equal_float64_attention() -> None:
         first = tokens - chunk.length
         q, output = case.random(*layers.shape, scale=2.0), torch.full(layers.shape, torch.nan, device="cuda").bfloat16()
         k, v = (case.random(tokens, 8, 256, scale=size) for size in (1 / 16, 1.0))
-        layers.kernels.chunk(
-            q, output, step, rows=layers.rows, table=case.table, arena=case.arena, fresh=(k, v, k, v), scratch=None
-        )
+        layers.kernels.chunk(q, output, step, pages=pages_of(case), fresh=StepRows(k, v, k, v), scratch=None)
         old_k, old_v = case.k[chunk.slot], case.v[chunk.slot]
         case.k[chunk.slot] = torch.cat((old_k, k[first:].double()))
         case.v[chunk.slot] = torch.cat((old_v, v[first:].double()))

@@ -14,12 +14,14 @@ from attention_cases import (
     frequencies,
     key_weight,
     layout,
+    pages_of,
     rotation,
 )
 from paged_case import PagedCase, relative_error
 
 from modelserve.sizing.backends.table import AttentionTile
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import StepRows
 
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,14 +64,14 @@ def test_decode_equals_float64_attention(kind, v_only, group, fmt) -> None:
     contexts = [1, 64, 65, 280, 71]
     case = case_of(kind, fmt=fmt, v_only=v_only, contexts=contexts)
     slots = [4, 0, 2, -1, 1, 3]
-    step, rows = decode_step(case, slots), layout(case)
+    step = decode_step(case, slots)
     q = case.random(len(slots), case.heads * group, case.width)
     weight, turning = (key_weight(case), rotation(case, 32, PAIRS)) if v_only else (None, None)
     output = torch.full_like(q, torch.nan)
     workspace = torch.full((1 << 20,), torch.nan, device=DEVICE)
     launches.decode_attention(
-        folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
-        tile=AttentionTile(16, 32, 4, 2), key_weight=weight, rotation=turning,
+        folded(q, weight, PAIRS), output, step, pages=pages_of(case), workspace=workspace,
+        tile=AttentionTile(16, 32, 4, 2), key_weight=weight, turns=turning,
     )  # fmt: skip
     for row, slot in enumerate(slots):
         if slot < 0:
@@ -100,8 +102,8 @@ def test_segments_of_a_few_rows_equal_float64_attention(kind, v_only, group, que
     words = launches.decode_workspace(rows, query_heads=case.heads * group)
     workspace = torch.full((sum(lengths) * words,), torch.nan, device=DEVICE)
     launches.decode_attention(
-        folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena, workspace=workspace,
-        tile=AttentionTile(16, 32, 4, 2, queries=queries), key_weight=weight, rotation=turning,
+        folded(q, weight, PAIRS), output, step, pages=pages_of(case), workspace=workspace,
+        tile=AttentionTile(16, 32, 4, 2, queries=queries), key_weight=weight, turns=turning,
     )  # fmt: skip
     first = 0
     for slot, length in zip(slots, lengths, strict=True):
@@ -126,7 +128,7 @@ def test_global_chunks_equal_float64_attention(v_only, fmt) -> None:
     scratch = torch.full((512 * launches.scratch_per_key(rows, pairs=PAIRS),), torch.nan, dtype=q.dtype, device=DEVICE)
     output = torch.full_like(q, torch.nan)
     launches.chunk_attention(
-        folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena,
+        folded(q, weight, PAIRS), output, step, pages=pages_of(case),
         tile=AttentionTile(64, 32, 4, 2),
         key_weight=weight, scratch=scratch, inverse_frequencies=frequencies(case), pairs=PAIRS,
     )  # fmt: skip
@@ -149,12 +151,11 @@ def test_sliding_chunks_read_old_pages_and_their_own_rows(fmt) -> None:
     (step_k, k_scale), (step_v, v_scale) = case.encode(k), case.encode(v)
     empty = torch.zeros(1, dtype=torch.float16, device=DEVICE)
     raw = [t.view(torch.uint8) if t.dtype.itemsize == 1 and fmt.startswith("fp8") else t for t in (step_k, step_v)]
-    fresh = (raw[0], raw[1], empty if k_scale is None else k_scale, empty if v_scale is None else v_scale)
+    fresh = StepRows(raw[0], raw[1], empty if k_scale is None else k_scale, empty if v_scale is None else v_scale)
     step = chunk_step(case, chunks, group=2, block_rows=64)
     q = case.random(tokens, case.heads * 2, case.width)
     output = torch.full_like(q, torch.nan)
-    arguments = {"rows": layout(case), "table": case.table, "arena": case.arena}
-    launches.chunk_attention(q, output, step, tile=AttentionTile(64, 64, 4, 2), fresh=fresh, **arguments)
+    launches.chunk_attention(q, output, step, pages=pages_of(case), tile=AttentionTile(64, 64, 4, 2), fresh=fresh)
     row = 0
     for chunk in chunks:
         span = slice(row, row + chunk.length)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from attention_cases import ints
 
+from modelserve_worker.kernels.attention.arguments import Splits
 from modelserve_worker.kernels.attention.triton import decode_attention_triton as kernels
+from modelserve_worker.kernels.compiling.bundles import constant
 from modelserve_worker.kernels.compiling.dependent_launch import launch
+from modelserve_worker.kernels.step import SegmentColumns
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, GROUP, WIDTH, PAGE, MOST = 2, 2, 32, 64, 16
@@ -24,12 +27,12 @@ def test_splits_of_every_number_are_merged_and_whole_rows_left_alone(together: i
     partial = torch.randn(*shape, WIDTH, device=DEVICE)
     maxima, sums = torch.randn(shape, device=DEVICE) * 20, torch.rand(shape, device=DEVICE) + 1
     output = torch.full((rows, HEADS * GROUP, WIDTH), 7.0, device=DEVICE)
-    lengths, firsts = ints([1] * rows, DEVICE), ints(range(rows), DEVICE)
+    splits = Splits(partial, maxima, sums, *map(constant, (MOST, HEADS, GROUP, WIDTH)))
+    slots, lengths, firsts = ints([0] * rows, DEVICE), ints([1] * rows, DEVICE), ints(range(rows), DEVICE)
+    segments = SegmentColumns(slots, ints(positions, DEVICE), lengths, firsts)
     launch(
-        kernels.combine, (rows, HEADS * GROUP, 1),
-        partial, maxima, sums, ints(positions, DEVICE), lengths, firsts, output, 1,
-        KV_HEADS=HEADS, GROUP=GROUP, D=WIDTH, PAIRS=0, PAGE=PAGE, WINDOW=0, MOST_SPLITS=MOST,
-        SPLITS=together, ROWS=1, COLUMNS=WIDTH, WHOLE=whole, num_warps=1,
+        kernels.combine, (rows, HEADS * GROUP, 1), splits, segments, output, 1,
+        PAIRS=0, PAGE=PAGE, WINDOW=0, TOGETHER=together, ROWS=1, COLUMNS=WIDTH, WHOLE=whole, num_warps=1,
     )  # fmt: skip
     for row, position in enumerate(positions):
         pages = position // PAGE + 1

@@ -9,7 +9,7 @@ import emulated_decode_stream
 import emulated_kernel
 import pytest
 import torch
-from attention_cases import decode_step, hopper_kernels, layout, padded_decodes
+from attention_cases import decode_step, hopper_kernels, layout, padded_decodes, pages_of
 from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase
 from test_sliding_decode_sm90 import Layers, attended, case_of, check
@@ -143,8 +143,7 @@ def attended_globally(case: PagedCase, q: Tensor, step: Step) -> Tensor:
     workspace = torch.full(
         (len(q) * launches.decode_workspace(rows, query_heads=q.shape[1]),), torch.nan, device="cuda"
     )
-    pages = {"rows": rows, "table": case.table, "arena": case.arena}
-    kernels.decode(q, output, step, workspace=workspace, **pages)
+    kernels.decode(q, output, step, pages=pages_of(case), workspace=workspace)
     return output
 
 

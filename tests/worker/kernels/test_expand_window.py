@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, layout
+from attention_cases import Chunk, chunk_step, layout, pages_of
 from paged_case import PagedCase
 
-from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import StepRows, element_dtype
 from modelserve_worker.kernels.attention.triton.expand_keys_triton import expand_window
 
 HEADS, WIDTH, WINDOW, DECODES = 2, 64, 100, 3
@@ -25,17 +25,15 @@ def test_each_chunk_has_its_window_before_its_own_rows_and_nothing_else_is_writt
     step.starts[len(chunks) :] = 500  # of an earlier step
     planes = [case.random(tokens, HEADS, WIDTH) for _ in range(2)]
     encoded = [case.encode(plane) for plane in planes]
-    stored = [values.view(launches.element_dtype(rows)) for values, _ in encoded]
+    stored = [values.view(element_dtype(rows)) for values, _ in encoded]
     unscaled = torch.zeros(1, 1, dtype=torch.float16, device=DEVICE)
     scales = [unscaled if scale is None else scale for _, scale in encoded]
     keys = tokens + len(chunks) * (WINDOW - 1)
     dense = [torch.full((keys, HEADS, WIDTH), 7.0, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
-    (elements, float16), numbers, name = launches.page_arguments(rows, case.arena)
     programs = max(rows.entries, -(-tokens // rows.page_tokens))
     expand_window[(programs, HEADS, 2)](
-        *dense, *stored, *scales, step.rows, step.starts, step.lengths, step.slots, step.sliding_blocks, case.table,
-        case.table.stride(0), elements, float16, *numbers, CHUNKS=8, KV_HEADS=HEADS, D=WIDTH, PAGE=rows.page_tokens,
-        ENTRIES=rows.entries, WINDOW=WINDOW, FORMAT=name, COLUMNS=32,
+        *dense, StepRows(*stored, *scales), step.columns, step.sliding_blocks, pages_of(case).elements, CHUNKS=8,
+        COLUMNS=32,
     )  # fmt: skip
     row = DECODES
     for index, chunk in enumerate(chunks):

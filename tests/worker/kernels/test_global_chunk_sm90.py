@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, derived_keys, folded, frequencies, hopper_kernels, key_weight, layout
+from attention_cases import (
+    Chunk,
+    chunk_step,
+    derived_keys,
+    folded,
+    frequencies,
+    hopper_kernels,
+    key_weight,
+    layout,
+    pages_of,
+)
 from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
@@ -28,7 +38,7 @@ def attended(case: PagedCase, q: Tensor, weight: Tensor | None, step: Step) -> T
     scratch = torch.full((words,), torch.nan, dtype=q.dtype, device="cuda")
     output = torch.full_like(q, torch.nan)
     kernels.chunk(
-        folded(q, weight, PAIRS), output, step, rows=rows, table=case.table, arena=case.arena,
+        folded(q, weight, PAIRS), output, step, pages=pages_of(case),
         key_weight=weight, scratch=scratch, inverse_frequencies=frequencies(case), pairs=PAIRS,
     )  # fmt: skip
     return output

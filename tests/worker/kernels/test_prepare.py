@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import ints, layout
+from attention_cases import ints, layout, pages_of
 from paged_case import PagedCase, rope
 from torch import Tensor
 
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import HeadNorms, Rotary, StepRows
 from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
 from modelserve_worker.kernels.step import Step
 
@@ -67,21 +68,20 @@ class Prepared:
         self.step = Step(self.positions.int(), ints([len(TOKENS)], DEVICE), slots, own, kept, None, None)
         self.q = torch.full((tokens, heads * GROUP, width), torch.nan, dtype=COMPUTE, device=DEVICE)
         self.before = case.arena.clone()
-        rows = layout(case)
         element = {"none": COMPUTE, "int8": torch.int8}.get(fmt, torch.uint8)
         buffers = [torch.full((tokens, heads, width), 77, dtype=element, device=DEVICE) for _ in range(2)]
         scales = [torch.full((tokens, heads), 77, dtype=torch.float16, device=DEVICE) for _ in range(2)]
-        self.fresh = (*buffers, *scales) if kind == "sliding" else None
+        self.fresh = StepRows(*buffers, *scales) if kind == "sliding" else None
         launches.prepare(
-            self.projected.flatten(1), self.q, self.step, rows=rows, table=case.table, arena=case.arena,
-            q_weight=self.q_weight, k_weight=None if shared else self.k_weight,
-            rotation=(angles.cos().float(), angles.sin().float()), fresh=self.fresh, eps=EPS,
+            self.projected.flatten(1), self.q, self.step, pages=pages_of(case),
+            norms=HeadNorms(self.q_weight, None if shared else self.k_weight, EPS),
+            rotary=Rotary(angles.cos().float(), angles.sin().float()), fresh=self.fresh,
             pairs=PAIRS if v_only else 0,
         )  # fmt: skip
 
     def commit(self) -> None:
         assert self.fresh is not None
-        launches.commit(self.fresh, self.step, rows=layout(self.case), table=self.case.table, arena=self.case.arena)
+        launches.commit(self.fresh, self.step, pages=pages_of(self.case))
 
     def plane(self, name: str, token: int) -> tuple[Tensor, Tensor | None]:
         """A token's stored row [H, D] as bytes or numbers of the storage dtype, and its scales [H], from its page."""

@@ -6,13 +6,13 @@ import time
 
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, hopper_kernels, layout
+from attention_cases import Chunk, chunk_step, hopper_kernels, layout, pages_of
 from hopper import ON_HOPPER
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
-from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import StepRows, element_dtype
 
 WIDTH = 256
 
@@ -35,7 +35,7 @@ class Step:
         self.kernels = hopper_kernels(self.rows, Operation.CHUNK_ATTENTION, query_heads=heads * group)
         self.k, k, k_scale = self.encoded(tokens, WIDTH**-0.5)
         self.v, v, v_scale = self.encoded(tokens, 1.0)
-        self.fresh = k, v, k_scale, v_scale
+        self.fresh = StepRows(k, v, k_scale, v_scale)
         words = 0 if fmt == "none" else 2 * (len(k) + len(chunks) * (window - 1)) * heads * WIDTH
         self.scratch = torch.empty(words, dtype=torch.bfloat16, device="cuda")
         self.q = case.random(len(self.fresh[0]), heads * group, WIDTH, scale=2.0)
@@ -46,7 +46,7 @@ class Step:
 
     def encoded(self, tokens: int, size: float) -> tuple[Tensor, Tensor, Tensor]:
         """Rows as decoded (float64), and in a step buffer with NaN around them, with their scales."""
-        case, dtype = self.case, launches.element_dtype(self.rows)
+        case, dtype = self.case, element_dtype(self.rows)
         shape = case.heads, WIDTH
         values, scale = case.encode(case.random(tokens, *shape, scale=size))
         buffer = torch.full((self.decodes + tokens + 3, *shape), -1, dtype=torch.int8, device="cuda")
@@ -62,9 +62,8 @@ class Step:
         output = torch.full_like(self.q, torch.nan)
         self.scratch.fill_(torch.nan)
         self.kernels.chunk(
-            self.q, output, self.inputs, rows=self.rows, table=self.case.table, arena=self.case.arena,
-            fresh=self.fresh, scratch=self.scratch,
-        )  # fmt: skip
+            self.q, output, self.inputs, pages=pages_of(self.case), fresh=self.fresh, scratch=self.scratch
+        )
         return output
 
     def check(self, output: Tensor) -> None:

@@ -9,13 +9,14 @@ import emulated_kernel
 import emulated_sliding_decode
 import pytest
 import torch
-from attention_cases import decode_step, hopper_kernels, layout, padded_decodes
+from attention_cases import decode_step, hopper_kernels, layout, padded_decodes, pages_of
 from hopper import captured, check_captured_bits, on_hopper, point_decodes
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import Operation
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import HeadNorms, Rotary, StepRows
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.hopper.sliding_decode_sm90 import DecodeKernel
 from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
@@ -70,9 +71,7 @@ def attended(case: PagedCase, q: Tensor, step: Step, *, most: int = 100) -> Tens
     choices = hopper_kernels(rows, Operation.DECODE_ATTENTION, query_heads=q.shape[1]).choices
     few, many = (each for each in choices if each.operation is Operation.DECODE_ATTENTION)
     kernels = AttentionKernels([dataclasses.replace(few, most_rows=most), many])
-    kernels.decode(
-        q, output, step, rows=rows, table=case.table, arena=case.arena, workspace=torch.empty(0, device="cuda")
-    )
+    kernels.decode(q, output, step, pages=pages_of(case), workspace=torch.empty(0, device="cuda"))
     return output
 
 
@@ -141,14 +140,14 @@ class Layers:
         self.rotation = angles.cos(), angles.sin()
 
     def run(self) -> list[Tensor]:
-        case, rows, outputs, x = self.case, layout(self.case), [], self.x
+        case, outputs, x = self.case, [], self.x
         heads = x.shape[1] // WIDTH
         for weight in self.weights:
             projected = dense_rows(x, weight)
             q = torch.empty(len(x), heads, WIDTH, dtype=torch.bfloat16, device="cuda")
             launches.prepare(
-                projected, q, self.step, rows=rows, table=case.table, arena=case.arena, q_weight=self.q_weight,
-                k_weight=self.k_weight, rotation=self.rotation, fresh=None, eps=EPS,
+                projected, q, self.step, pages=pages_of(case), norms=HeadNorms(self.q_weight, self.k_weight, EPS),
+                rotary=Rotary(*self.rotation), fresh=None,
             )  # fmt: skip
             outputs.append(attended(case, q, self.step, most=self.most))
             x = outputs[-1].flatten(1)
@@ -170,7 +169,7 @@ def test_rows_of_a_chunk_that_this_step_stored_are_read_after_they_are_there() -
     """As a step's last rows over a shared cache: `commit` of the chunk, `prepare` of queries, attention."""
     heads, group, window, context = 2, 4, 512, 700
     case = case_of(heads, window, [context])
-    rows, written = layout(case), case.arena.clone()
+    written = case.arena.clone()
     k, v = (torch.zeros(context, heads, WIDTH, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     at = torch.arange(context, device="cuda")
     k[:], v[:] = case.k[0].bfloat16(), case.v[0].bfloat16()
@@ -184,21 +183,11 @@ def test_rows_of_a_chunk_that_this_step_stored_are_read_after_they_are_there() -
     projected, weight = case.random(1, heads * group * WIDTH), torch.ones(WIDTH, dtype=torch.bfloat16, device="cuda")
     turn = torch.ones(1, WIDTH // 2, device="cuda")
     q = torch.empty(1, heads * group, WIDTH, dtype=torch.bfloat16, device="cuda")
-    pages = {"rows": rows, "table": case.table, "arena": case.arena}
+    pages, norms = pages_of(case), HeadNorms(weight, weight, EPS)
 
     def run() -> Tensor:
-        launches.commit((k, v, scales, scales), stored, **pages)
-        launches.prepare(
-            projected,
-            q,
-            step,
-            q_weight=weight,
-            k_weight=weight,
-            rotation=(turn, 0 * turn),
-            fresh=None,
-            eps=EPS,
-            **pages,
-        )
+        launches.commit(StepRows(k, v, scales, scales), stored, pages=pages)
+        launches.prepare(projected, q, step, pages=pages, norms=norms, rotary=Rotary(turn, 0 * turn), fresh=None)
         return attended(case, q, step)
 
     graph, output = captured(run)

@@ -8,12 +8,13 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from attention_cases import Chunk, chunk_step, layout
+from attention_cases import Chunk, chunk_step, pages_of
 from paged_case import PagedCase, relative_error
 from torch import Tensor
 
 from modelserve.sizing.backends.table import AttentionTile
 from modelserve_worker.kernels.attention import triton_launches as launches
+from modelserve_worker.kernels.attention.arguments import StepRows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPUTE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -55,14 +56,14 @@ class Attended:
         self.decoded = case.decode(step_k, k_scale), case.decode(step_v, v_scale)
         empty = torch.zeros(1, dtype=torch.float16, device=DEVICE)
         raw = [t.view(torch.uint8) if fmt.startswith("fp8") else t for t in (step_k, step_v)]
-        self.fresh = (*raw, empty if k_scale is None else k_scale, empty if v_scale is None else v_scale)
+        self.fresh = StepRows(*raw, empty if k_scale is None else k_scale, empty if v_scale is None else v_scale)
         self.q = case.random(tokens, case.heads * group, width)
 
     def output(self, last_keys: list[int] | None) -> Tensor:
         step = chunk_step(self.case, self.chunks, group=self.group, block_rows=32, last_keys=last_keys)
         output = torch.full_like(self.q, torch.nan)
         launches.chunk_attention(
-            self.q, output, step, rows=layout(self.case), table=self.case.table, arena=self.case.arena,
+            self.q, output, step, pages=pages_of(self.case),
             tile=AttentionTile(32, 32, 4, 2), fresh=self.fresh,
         )  # fmt: skip
         return output

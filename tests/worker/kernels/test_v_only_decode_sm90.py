@@ -16,6 +16,7 @@ from attention_cases import (
     key_weight,
     layout,
     padded_decodes,
+    pages_of,
     rotation,
 )
 from hopper import captured, on_hopper, point_decodes
@@ -39,7 +40,7 @@ class Case:
         self.paged = PagedCase("global", heads, WIDTH, "none", True, contexts, 0, device=device, seed=seed, pairs=PAIRS)
         self.heads, self.contexts = heads * group, contexts
         self.weight = key_weight(self.paged)
-        self.rotation = rotation(self.paged, v_only_decode_sm90.PAGE, PAIRS)
+        self.turns = rotation(self.paged, v_only_decode_sm90.PAGE, PAIRS)
 
     def queries(self, rows: int) -> Tensor:
         return self.paged.random(rows, self.heads, WIDTH)
@@ -66,7 +67,7 @@ def test_the_emulated_kernel_equals_float64_attention(tmp_path: Path, beside: bo
         slots, decode = padded_decodes(case.paged)
         q = case.queries(len(slots))
         output = emulated_global_decode.attended(
-            library, case.paged, folded(q, case.weight, PAIRS), decode, key_weight=case.weight, rotation=case.rotation,
+            library, case.paged, folded(q, case.weight, PAIRS), decode, key_weight=case.weight, turns=case.turns,
             most_splits=most, split_pages=1, beside=beside,
         )  # fmt: skip
         case.check(slots, q, output)
@@ -79,8 +80,8 @@ def attended(case: Case, q: Tensor, step: Step) -> Tensor:
         (len(q) * launches.decode_workspace(rows, query_heads=case.heads),), torch.nan, device="cuda"
     )
     kernels.decode(
-        folded(q, case.weight, PAIRS), output, step, rows=rows, table=case.paged.table, arena=case.paged.arena,
-        workspace=workspace, key_weight=case.weight, rotation=case.rotation,
+        folded(q, case.weight, PAIRS), output, step, pages=pages_of(case.paged),
+        workspace=workspace, key_weight=case.weight, turns=case.turns,
     )  # fmt: skip
     return output
 

@@ -65,7 +65,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Traced:
-    """A launch of a Triton kernel. `specialization` is what `triton.JITFunction.preload` takes."""
+    """A launch of a Triton kernel. `specialization` is what `bundles.preload` takes."""
 
     module: str
     kernel: str
@@ -77,18 +77,35 @@ class Traced:
         return known
 
     @cached_property
+    def _arguments(self) -> dict[tuple[int, ...], tuple[str, str]]:
+        """Name and kind of each, and of each member of a bundle, by its place."""
+        from modelserve_worker.kernels.compiling.bundles import member_names
+
+        found = {}
+        for number, (name, kind) in enumerate(self._known["signature"].items()):
+            if isinstance(kind, list):
+                members = member_names(getattr(kernel_module(self.module), self.kernel))[name]
+                found |= {
+                    (number, at): (f"{name}.{member}", of)
+                    for at, (member, of) in enumerate(zip(members, kind, strict=True))
+                }
+            else:
+                found[number,] = name, kind
+        return found
+
+    @cached_property
     def constants(self) -> dict[str, Any]:
         """By parameter: those of tl.constexpr, integers that are 1, and None."""
-        names = list(self._known["signature"])
+        known = zip(self._known["constant_keys"], self._known["constant_vals"], strict=True)
         return {
-            names[key[0]]: value
-            for key, value in zip(self._known["constant_keys"], self._known["constant_vals"], strict=True)
+            self._arguments[tuple(at)][0]: value["constexpr"] if isinstance(value, dict) else value
+            for at, value in known
         }
 
     @cached_property
     def types(self) -> dict[str, str]:
         """Of the parameters that are passed, in their order."""
-        return {name: kind for name, kind in self._known["signature"].items() if kind != "constexpr"}
+        return {name: kind for name, kind in self._arguments.values() if kind != "constexpr"}
 
     def sources(self) -> tuple[str, ...]:
         """All that it is compiled from: text, with what it calls and reads, and how it is specialised."""
@@ -115,7 +132,11 @@ class Traced:
     @property
     def shape(self) -> tuple[object, ...]:
         """What launches of one shape have in common."""
-        own = [f"{name}={value}" for name, value in self.constants.items() if name.isupper() or value is None]
+        own = [
+            f"{name}={value}"
+            for name, value in self.constants.items()
+            if name.rpartition(".")[2].isupper() or value is None
+        ]
         pointers = [kind for kind in self.types.values() if kind.startswith("*")]
         options = self._known["options"]
         return self.module, self.kernel, *own, *pointers, options["num_warps"], options["num_stages"]

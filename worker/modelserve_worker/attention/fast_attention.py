@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from modelserve_worker.attention.table_audit import TableAudit
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.kernels.attention import triton_launches as kernels
+from modelserve_worker.kernels.attention.arguments import HeadNorms, LayerPages, Rotary, StepRows, Turns, element_dtype
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import LayerRows, layer_rows
 from modelserve_worker.kernels.step import Segments, Step
@@ -22,8 +22,6 @@ from modelserve_worker.layers.attention import Attention
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.step.block_tables import BlockTables
 from modelserve_worker.step.input_batch import QueryBlocks
-
-StepRows = tuple[Tensor, Tensor, Tensor, Tensor]  # K, V [T, heads, D] as stored; their scales float16 [T, heads]
 
 
 class KernelAttention:
@@ -42,10 +40,10 @@ class KernelAttention:
         """`table` names the kernels. `few_rows`: most of a step, in segments that are no chunks."""
         architecture, device = model.architecture, cache.arena.device
         self._model = model
-        self._architecture = architecture
         self._tables = tables
         self._producer = [architecture.producer(layer) for layer in range(architecture.num_hidden_layers)]
         self._last_reader = {producer: layer for layer, producer in enumerate(self._producer)}
+        self.last_producers = {architecture.kind(layer): layer for layer in sorted(self._last_reader)}
         self._frequencies = model.rope.inverse_frequencies(LayerKind.GLOBAL)
         self._waiting: dict[int, StepRows] = {}
         self._step: Step | None = None
@@ -64,7 +62,7 @@ class KernelAttention:
         keys = expansion_keys(max_model_len)
         self.blocks = QueryBlocks(tokens[LayerKind.GLOBAL], tokens[LayerKind.SLIDING], keys)
         self._workspace = torch.empty(few_rows * most, dtype=torch.float32, device=device)
-        self._rotation: kernels.Rotation | None = None
+        self._turns: Turns | None = None
         self._scratch: Tensor | None = None
         self._pairs = architecture.global_rotary_pairs
         if LayerKind.GLOBAL in self._layouts:
@@ -73,7 +71,7 @@ class KernelAttention:
                 keys * kernels.scratch_per_key(rows, pairs=self._pairs), dtype=model.dtype, device=device
             )
             if rows.v_only:
-                self._rotation = kernels.tile_rotation(
+                self._turns = kernels.tile_turns(
                     self._frequencies, pairs=self._pairs, keys=self._bound[LayerKind.GLOBAL].decode_keys,
                     longest=max_model_len, dtype=rows.dtype,
                 )  # fmt: skip
@@ -83,12 +81,16 @@ class KernelAttention:
         self._cache = cache
         self._audit = None if cache.stamps is None else TableAudit(cache, self._tables, self._producer)
         pages = (cache.geometry.global_page, cache.geometry.sliding_page)
-        self._rows: dict[int, LayerRows] = {
-            layer: layer_rows(cache.geometry, layer, pool_bytes=cache.pool_bytes)
+        self._pages: dict[int, LayerPages] = {
+            layer: LayerPages(
+                layer_rows(cache.geometry, layer, pool_bytes=cache.pool_bytes),
+                self._tables.device[page.kind],
+                cache.arena,
+            )
             for page in pages
             for layer in page.layers
         }
-        self._layouts = {page.kind: self._rows[page.layers[0]] for page in pages if page.layers}
+        self._layouts = {page.kind: self._pages[page.layers[0]].rows for page in pages if page.layers}
 
     def begin(self, step: Step, batch: ScheduledBatch | None = None) -> None:
         """`batch`: the step as the host has it, for audits; None where a graph is captured."""
@@ -101,75 +103,63 @@ class KernelAttention:
     def attend(
         self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
     ) -> Tensor:
-        step = self._step
-        assert step is not None
-        layer, producer = attention.layer, self._producer[attention.layer]
-        rows, own = self._rows[producer], layer == producer
-        table, arena = self._tables.device[rows.kind], self._cache.arena
-        bound, tokens, width = self._bound[rows.kind], projected.shape[0], attention.head_dim
-        q = torch.empty((tokens, attention.q_heads, width), dtype=projected.dtype, device=projected.device)
+        assert self._step is not None
+        layer = attention.layer
+        return self.attend_over(
+            self._producer[layer], attention, projected, rotation, self._step, narrowed, layer=layer
+        )
+
+    def attend_over(
+        self,
+        producer: int,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        step: Step,
+        narrowed: Step | None = None,
+        *,
+        layer: int | None = None,
+    ) -> Tensor:
+        """Rows of `step` over what the layer `producer` stores: of one of the model's layers or, `layer` None, queries
+        alone [T, heads * D] of another model's."""
+        pages, own, tokens = self._pages[producer], layer == producer, projected.shape[0]
+        rows = pages.rows
+        bound = self._reader(rows, attention.q_heads) if layer is None else self._bound[rows.kind]
+        audit = None if layer is None else self._audit
+        q = torch.empty((tokens, attention.q_heads, rows.width), dtype=projected.dtype, device=projected.device)
         if own and rows.entries and step.chunks is not None:
-            self._waiting[layer] = self._step_rows(rows, tokens)
+            self._waiting[producer] = self._step_rows(rows, tokens)
         fresh = self._waiting.get(producer)
-        key_weight = self._model.k_norm_weight(layer)
-        pages: dict[str, Any] = {"rows": rows, "table": table, "arena": arena}
+        key_weight = self._model.k_norm_weight(producer)
+        norms = HeadNorms(attention.q_norm.weight, key_weight, attention.eps)
         kernels.prepare(
-            projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight, rotation=rotation,
-            fresh=fresh if own else None, eps=attention.eps, pairs=self._pairs, **pages,
+            projected, q, step, pages=pages, norms=norms, rotary=Rotary(*rotation), fresh=fresh if own else None,
+            pairs=self._pairs,
         )  # fmt: skip
-        if self._audit is not None:
-            self._audit.prepared(layer)
+        if audit is not None:
+            audit.prepared(attention.layer)
         if narrowed is not None:
             assert narrowed.kept is not None
             self._narrow(step, narrowed)
             step, q = narrowed, q.index_select(0, narrowed.kept)
-        if self._audit is not None:
-            self._audit.check(layer)
+        if audit is not None:
+            audit.check(attention.layer)
         output = torch.empty_like(q)
         beside = False
         if step.chunks is not None:  # first, since decodes may run beside them
             beside = bound.chunk(
-                q, output, step, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
-                inverse_frequencies=self._frequencies, pairs=self._pairs, **pages,
+                q, output, step, pages=pages, fresh=fresh, key_weight=key_weight, scratch=self._scratch,
+                inverse_frequencies=self._frequencies, pairs=self._pairs,
             )  # fmt: skip
         if step.decode is not None:
             bound.decode(
-                q, output, step, workspace=self._workspace, key_weight=key_weight, rotation=self._rotation,
-                beside=beside, **pages,
+                q, output, step, pages=pages, workspace=self._workspace, key_weight=key_weight, turns=self._turns,
+                beside=beside,
             )  # fmt: skip
         if step.chunks is not None and rows.entries and layer == self._last_reader[producer]:
-            kernels.commit(self._waiting.pop(producer), step, **pages)
-            if self._audit is not None:
-                self._audit.committed(producer)
-        return output.flatten(1)
-
-    def read(
-        self,
-        attention: Attention,
-        projected: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        decode: Segments,
-        kind: LayerKind,
-    ) -> Tensor:
-        """Queries alone [T, heads * D] over the last cache of a kind, as segments of one row each."""
-        producer = self._architecture.owning_layers(kind)[-1]
-        rows, width = self._rows[producer], attention.head_dim
-        table, arena = self._tables.device[kind], self._cache.arena
-        step = Step(
-            positions=decode.starts, num_rows=decode.rows, global_slots=decode.slots, sliding_slots=decode.slots,
-            commit_slots=decode.slots, decode=decode, chunks=None,
-        )  # fmt: skip
-        q = torch.empty((len(projected), attention.q_heads, width), dtype=projected.dtype, device=projected.device)
-        key_weight = self._model.k_norm_weight(producer)
-        pages: dict[str, Any] = {"rows": rows, "table": table, "arena": arena}
-        kernels.prepare(
-            projected, q, step, q_weight=attention.q_norm.weight, k_weight=key_weight, rotation=rotation, fresh=None,
-            eps=attention.eps, pairs=self._pairs, **pages,
-        )  # fmt: skip
-        output = torch.empty_like(q)
-        self._reader(rows, attention.q_heads).decode(
-            q, output, step, workspace=self._workspace, key_weight=key_weight, rotation=self._rotation, **pages
-        )
+            kernels.commit(self._waiting.pop(producer), step, pages=pages)
+            if audit is not None:
+                audit.committed(producer)
         return output.flatten(1)
 
     def _reader(self, rows: LayerRows, query_heads: int) -> AttentionKernels:
@@ -182,17 +172,16 @@ class KernelAttention:
 
     def _narrow(self, step: Step, narrowed: Step) -> None:
         for producer, waiting in self._waiting.items():
-            rows = self._rows[producer]
-            kernels.commit(waiting, step, rows=rows, table=self._tables.device[rows.kind], arena=self._cache.arena)
+            kernels.commit(waiting, step, pages=self._pages[producer])
             if self._audit is not None:
                 self._audit.committed(producer)
         self.begin(narrowed, None if self._batch is None else self._batch.narrowed())
 
     def _step_rows(self, rows: LayerRows, tokens: int) -> StepRows:
         shape, device = (tokens, rows.heads, rows.width), self._cache.arena.device
-        values = [torch.empty(shape, dtype=kernels.element_dtype(rows), device=device) for _ in range(2)]
+        values = [torch.empty(shape, dtype=element_dtype(rows), device=device) for _ in range(2)]
         scales = [torch.empty(shape[:2] if rows.int8 else (1, 1), dtype=torch.float16, device=device) for _ in range(2)]
-        return values[0], values[1], scales[0], scales[1]
+        return StepRows(*values, *scales)
 
 
 class KernelCacheReader:
@@ -201,15 +190,17 @@ class KernelCacheReader:
     def __init__(self, kinds: Sequence[LayerKind], attention: KernelAttention) -> None:
         self._kinds = tuple(kinds)
         self._attention = attention
-        self._decode: Segments | None = None
+        self._step: Step | None = None
 
     def begin(self, slots: Tensor, last: Tensor) -> None:
         rows = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
-        self._decode = Segments(slots, last, torch.ones_like(slots), rows, most=len(slots), most_rows=1)
+        decode = Segments(slots, last, torch.ones_like(slots), rows, most=len(slots), most_rows=1)
+        self._step = Step(last, rows, slots, slots, slots, decode, chunks=None)
 
     def attend(
         self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
     ) -> Tensor:
         assert narrowed is None
-        assert self._decode is not None
-        return self._attention.read(attention, projected, rotation, self._decode, kind=self._kinds[attention.layer])
+        assert self._step is not None
+        producer = self._attention.last_producers[self._kinds[attention.layer]]
+        return self._attention.attend_over(producer, attention, projected, rotation, self._step)

@@ -13,6 +13,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 
+class SegmentColumns(NamedTuple):
+    """Segments as kernels take them, each int32 [S]: see `Segments`."""
+
+    slots: Tensor
+    starts: Tensor
+    lengths: Tensor
+    firsts: Tensor
+
+
 @dataclass(frozen=True)
 class Segments:
     """S segments of one class, and padding; each column is int32 [S]. A segment sees its own earlier rows and, by the
@@ -39,6 +48,10 @@ class Segments:
     def window_keys(self, tokens: int, window: int) -> int:
         """Of chunks in sliding layers: keys of a step's rows and of the window before each chunk."""
         return tokens + self.most * (window - 1)
+
+    @property
+    def columns(self) -> SegmentColumns:
+        return SegmentColumns(self.slots, self.starts, self.lengths, self.rows)
 
     @property
     def positions(self) -> Tensor:

@@ -37,6 +37,7 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat
 from modelserve.published import published_model
 from modelserve.sizing.backends.resolve import takes_model
+from modelserve_worker.kernels.compiling.bundles import preload
 from modelserve_worker.kernels.compiling.cache_folder import folder_fault, shipped_folder
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, kept
 from modelserve_worker.kernels.compiling.kernel_cache import (
@@ -152,7 +153,7 @@ def _compile(launch: Launch) -> set[str]:
         kept(launch)
     else:
         function = getattr(importlib.import_module(launch.module), launch.kernel)
-        kernel = function.preload(launch.specialization)
+        kernel = preload(function, launch.specialization)
         nvidia.CudaLauncher(kernel.src, kernel.metadata)
     return set(CheckedCache.used)
 

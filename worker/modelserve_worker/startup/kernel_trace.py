@@ -11,7 +11,6 @@ with the code that launches them. Only one launch per specialisation is kept, an
 from __future__ import annotations
 
 import dataclasses
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +62,7 @@ _CUDA = torch.device("cuda", 0)
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One specialisation of one kernel, as `triton.JITFunction.preload` takes it."""
+    """One specialisation of one kernel, as `bundles.preload` takes it."""
 
     module: str
     kernel: str
@@ -106,11 +105,6 @@ def launches_go_to(found: Callable[[Launch], None], capability: int) -> Iterator
     """For the whole process, and for good: Triton compiles for GPUs of `capability`. Meanwhile nothing is compiled."""
 
     def hook(*, repr: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002 - the hook's own names
-        for constant in json.loads(compile["specialization_data"])["constant_vals"]:
-            # `preload` would compile another kernel and keep it under this one's name.
-            assert not (isinstance(constant, str) and triton.language.dtype.is_dtype(constant)), (
-                f"{fn.name}: the constant {constant!r} would come back as Triton's type of that name"
-            )
         found(KernelLaunch(fn.module, fn.name, compile["specialization_data"], repr))
         return True  # do not compile
 

@@ -16,6 +16,7 @@ from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.attention import PAIRS, AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.table import AttentionTile, Choice, KernelTable, Operation
+from modelserve_worker.kernels.attention.arguments import LayerPages
 from modelserve_worker.kernels.attention.paged_layout import LayerRows
 from modelserve_worker.kernels.step import Step
 
@@ -84,18 +85,19 @@ class AttentionKernels:
         bound.launch(q, output, step, tile=bound.tile, beside=beside, **layer)
 
     def chunk(
-        self, q: Tensor, output: Tensor, step: Step, *, rows: LayerRows, scratch: Tensor | None, **layer: Any
+        self, q: Tensor, output: Tensor, step: Step, *, pages: LayerPages, scratch: Tensor | None, **layer: Any
     ) -> bool:
         """Rows of all chunks of q [T, Hq, D] -> the same rows of `output`. Returns whether attention of the step's
         decodes may run beside the last of the kernels. Steps with `last_keys` have kernels of their own in sliding
         layers."""
         assert step.chunks is not None
+        rows = pages.rows
         spans = step.last_keys is not None and bool(rows.window)
         choices = self._bound[Operation.SPAN_ATTENTION if spans else Operation.CHUNK_ATTENTION]
         room = _room(scratch, rows)
         keys = step.chunks.window_keys(q.shape[0], rows.window)
         bound = next(each for each in choices if each.choice.most_keys is None or keys <= room)
-        beside: bool = bound.launch(q, output, step, tile=bound.tile, rows=rows, scratch=scratch, **layer)
+        beside: bool = bound.launch(q, output, step, tile=bound.tile, pages=pages, scratch=scratch, **layer)
         return beside
 
 

@@ -16,8 +16,3 @@ def decode_warps(tile: AttentionTile, block: int) -> int:
     """Warps of a program of `block` queries: a warp has at most as many accumulators as a lone row's program gives it,
     up to 8 warps."""
     return min(8, tile.warps * block // 16) if block > 16 else tile.warps
-
-
-# What kernels call a format. A constant that is named as one of Triton's types comes back from a launch's description,
-# from which kernels are compiled ahead, as that type and no longer equals its name.
-FORMAT_NAMES = {"int8": "scaled_int8"}

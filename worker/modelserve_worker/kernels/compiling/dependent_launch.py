@@ -118,14 +118,20 @@ class Pointer:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Launch a Triton kernel that waits, as all here do, with constants and options by name; where launches are noted
-    (`launching`) it is specialised and no more. Raises ComputeStreamError."""
+    """Launch a Triton kernel that waits, as all here do, with constants and options by name, and what belongs together
+    as `bundles` says; where launches are noted (`launching`) it is specialised and no more. Raises ComputeStreamError.
+    """
     options |= dependent_launch()
     if noting() is None:
         kernel[grid](*arguments, **options)
     else:
-        described = (Pointer(value) if isinstance(value, Tensor) else value for value in arguments)
-        kernel.run(*described, grid=grid, warmup=True, **options)
+        kernel.run(*map(_described, arguments), grid=grid, warmup=True, **options)
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Pointer(value)
+    return type(value)(*map(_described, value)) if isinstance(value, tuple) else value
 
 
 def dependent_launch() -> dict[str, bool]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.attention import STREAM_STAGES, STREAM_WARPS, decode_stream_bytes
+from modelserve_worker.kernels.attention.arguments import LayerPages, Splits
 from modelserve_worker.kernels.attention.paged_layout import LayerRows, rising_pages
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.step import Segments
@@ -47,21 +48,19 @@ def decode_stream(
     output: Tensor,
     decode: Segments,
     *,
-    rows: LayerRows,
-    table: Tensor,
-    arena: Tensor,
-    parts: tuple[Tensor, Tensor, Tensor] | None = None,
-    most_splits: int = 1,
+    pages: LayerPages,
+    splits: Splits | None = None,
     split_pages: int = 1,
     beside: bool,
 ) -> None:
-    """Rows [0, B) of q [T, Hq, D] bfloat16 over the pages of `arena` -> the same rows of `output` where they are not
-    split; float32 outputs, maxima and sums of the others' splits, `parts`, as `combine` reads them. `beside`: see
-    `decode_attention`.
+    """Rows [0, B) of q [T, Hq, D] bfloat16 over pages -> the same rows of `output` where they are not split; float32
+    outputs, maxima and sums of the others' splits, as `combine` reads them. `beside`: see `decode_attention`.
     """
+    rows, arena, table = pages.rows, pages.arena, pages.table
+    parts, most_splits = ((None,) * 3, 1) if splits is None else (splits[:3], splits.MOST.value)
     count, group, kernel = decode.slots.numel(), q.shape[1] // rows.heads, StreamKernel.of(rows)
     assert q.dtype == torch.bfloat16
-    assert (parts is None) == bool(rows.window)
+    assert (splits is None) == bool(rows.window)
     rising = rising_pages(rows.origin, rows.page_stride, size=arena.numel())
     shape = (_PART, rows.heads * rows.page_tokens, rows.width // _PART, rising.pages)
     strides, box = (2 * rows.width, 2 * _PART, rising.stride), (_PART, _OCTET, rows.width // _PART, 1)
@@ -74,7 +73,7 @@ def decode_stream(
     launch(
         kernel.source, grid=(blocks, 1), threads=kernel.threads, resident=int(not beside),
         arguments=(
-            *((each, None) for each in maps), pointer(q), pointer(output), *map(pointer, parts or (None,) * 3),
+            *((each, None) for each in maps), pointer(q), pointer(output), *map(pointer, parts),
             *map(pointer, (decode.slots, decode.positions, table)), (table.stride(0), ctypes.c_longlong),
             *((number, ctypes.c_int) for number in numbers),
         ),

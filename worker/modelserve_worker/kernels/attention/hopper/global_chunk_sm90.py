@@ -10,6 +10,7 @@ from torch import Tensor
 
 from modelserve.sizing.backends.attention import GLOBAL_WIDTH, PAIRS, global_chunk_bytes
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
+from modelserve_worker.kernels.attention.arguments import LayerPages, Pages
 from modelserve_worker.kernels.attention.paged_layout import rising_pages
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.step import Segments
@@ -38,48 +39,48 @@ def _variant(*, key_plane: bool) -> Variant:
 V_ONLY, WITH_KEYS = _variant(key_plane=False), _variant(key_plane=True)
 
 
-@dataclass(frozen=True)
-class Pages:
-    """Pages of bfloat16 rows [heads, 64, 512].
+def global_chunk(
+    q: Tensor,
+    output: Tensor,
+    chunks: Segments,
+    group: Segments,
+    *,
+    pages: LayerPages,
+    decoded: Pages | None,
+    turned: Tensor | None,
+) -> None:
+    """Queries of the group's chunks [T, Hq, 512] bfloat16 -> the same rows of `output`.
 
-    `layout` begins with the origin of page 0, the stride from page n to page n + 1 and the offsets of K and of V in a
-    page, counted in elements. `table` None: a chunk's pages are consecutive from its row of the expanded keys. `turned`
+    `decoded`: bfloat16 pages of 8-bit rows, where a chunk's are consecutive from its row of the expanded keys. `turned`
     [keys, heads, 128], flat: what `expand_keys` made of V-only rows; None: rows have K.
     """
-
-    elements: Tensor
-    layout: tuple[int, ...]
-    table: Tensor | None
-    turned: Tensor | None
-
-
-def global_chunk(q: Tensor, output: Tensor, chunks: Segments, group: Segments, *, pages: Pages, kv_heads: int) -> None:
-    """Queries of the group's chunks [T, Hq, 512] bfloat16 -> the same rows of `output`."""
+    rows, arena, table = pages.rows, pages.arena, None if decoded else pages.table
+    kv_heads, size = rows.heads, q.element_size()
     queries = q.shape[1] // kv_heads
     assert q.dtype == torch.bfloat16
     assert 64 % queries == 0, "the rows of a thread block are whole tokens"
-    size, elements = q.element_size(), pages.elements
-    origin, step, k_offset, v_offset, *_ = pages.layout
-    rising = rising_pages(origin, step, size=elements.numel())
-    first = elements.data_ptr() + rising.first * size
-    variant = WITH_KEYS if pages.turned is None else V_ONLY
-    shape, strides = (WIDTH, kv_heads * PAGE, rising.pages), (WIDTH * size, rising.stride * size)
-    values, keys = (
-        tensor_map(first + offset * size, shape, strides, (64, variant.tile_keys, 1)) for offset in (v_offset, k_offset)
-    )
-    if pages.turned is not None:
+    if decoded is None:
+        rising = rising_pages(rows.origin, rows.page_stride, size=arena.numel())
+        planes = tuple(arena.data_ptr() + rising.first + rows.offsets.get(plane, 0) for plane in ("v", "k"))
+    else:
+        rising = rising_pages(0, decoded.stride * size, size=decoded.k.nbytes)
+        planes = decoded.v.data_ptr(), decoded.k.data_ptr()
+    variant = WITH_KEYS if turned is None else V_ONLY
+    shape, strides = (WIDTH, kv_heads * PAGE, rising.pages), (WIDTH * size, rising.stride)
+    values, keys = (tensor_map(plane, shape, strides, (64, variant.tile_keys, 1)) for plane in planes)
+    if turned is not None:
         row = kv_heads * TURNED
         keys = tensor_map(
-            pages.turned.data_ptr(), (TURNED, kv_heads, pages.turned.numel() // row), (TURNED * size, row * size),
+            turned.data_ptr(), (TURNED, kv_heads, turned.numel() // row), (TURNED * size, row * size),
             (64, 1, variant.tile_keys),
         )  # fmt: skip
     described = (chunks.rows, chunks.starts, chunks.lengths, chunks.slots, group.blocks, group.key_rows)
-    table_stride = 0 if pages.table is None else pages.table.stride(0)
+    table_stride = 0 if table is None else table.stride(0)
     numbers = (rising.origin, rising.step, chunks.rows.numel(), kv_heads, queries)
     launch(
         variant.source, grid=(group.most_blocks * CLUSTER, kv_heads), threads=THREADS,
         arguments=(
-            (values, None), (keys, None), pointer(q), pointer(output), *map(pointer, described), pointer(pages.table),
+            (values, None), (keys, None), pointer(q), pointer(output), *map(pointer, described), pointer(table),
             (table_stride, ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),
         ),
     )  # fmt: skip

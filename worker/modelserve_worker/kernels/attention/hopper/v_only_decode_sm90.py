@@ -9,8 +9,9 @@ from torch import Tensor
 
 from modelserve.sizing.backends.attention import GLOBAL_WIDTH, PAIRS, global_decode_bytes
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS
+from modelserve_worker.kernels.attention.arguments import LayerPages, Splits, Turns
 from modelserve_worker.kernels.attention.hopper.decode_stream_sm90 import BESIDE_BLOCKS
-from modelserve_worker.kernels.attention.paged_layout import LayerRows, rising_pages
+from modelserve_worker.kernels.attention.paged_layout import rising_pages
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.step import Segments
 
@@ -23,27 +24,24 @@ SOURCE = CudaSource("v_only_decode_sm90.cu", "global_decode", "sm_90a", shared_b
 def split_decode(
     q: Tensor,
     output: Tensor,
-    parts: tuple[Tensor, Tensor, Tensor],
+    splits: Splits,
     decode: Segments,
     *,
-    rows: LayerRows,
-    table: Tensor,
-    arena: Tensor,
+    pages: LayerPages,
     key_weight: Tensor,
-    turns: tuple[Tensor, Tensor, Tensor, Tensor],
-    most_splits: int,
+    turns: Turns,
     split_pages: int,
     beside: bool,
 ) -> None:
     """Rows [0, B) of q [T, Hq, 512] bfloat16 -> the same rows of `output` where they are not split; float32 outputs,
-    maxima and sums of the others' splits, `parts`, as `combine` reads them.
+    maxima and sums of the others' splits, as `combine` reads them.
 
-    `turns`: cos and sin of the first key of each page [pages, 64], and of a page's keys [64, 64]. `beside`: see
-    `decode_attention`.
+    `turns`: by pages, of 64 pairs. `beside`: see `decode_attention`.
     """
-    count, group = decode.slots.numel(), q.shape[1] // rows.heads
+    rows, arena, table = pages.rows, pages.arena, pages.table
+    count, group, most_splits = decode.slots.numel(), q.shape[1] // rows.heads, splits.MOST.value
     assert q.dtype == torch.bfloat16
-    assert turns[2].shape == (PAGE, PAIRS)
+    assert turns.turn_cos.shape == (PAGE, PAIRS)
     rising = rising_pages(rows.origin, rows.page_stride, size=arena.numel())
     values = tensor_map(
         arena.data_ptr() + rising.first + rows.offsets["v"], (_PART, rows.heads * PAGE, WIDTH // _PART, rising.pages),
@@ -55,8 +53,8 @@ def split_decode(
     launch(
         SOURCE, grid=(blocks, 1), threads=THREADS, resident=0 if beside else 2,
         arguments=(
-            (values, None), *map(pointer, (q, output, *parts, decode.slots, decode.positions, table)),
+            (values, None), *map(pointer, (q, output, *splits[:3], decode.slots, decode.positions, table)),
             (table.stride(0), ctypes.c_longlong), *((number, ctypes.c_int) for number in numbers),
-            *map(pointer, (key_weight, *turns)), *((size, ctypes.c_int) for size in sizes),
+            *map(pointer, (key_weight, *turns[:4])), *((size, ctypes.c_int) for size in sizes),
         ),
     )  # fmt: skip

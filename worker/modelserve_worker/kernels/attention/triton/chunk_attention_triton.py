@@ -13,8 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from modelserve_worker.kernels.attention.arguments import Pages, StepRows
 from modelserve_worker.kernels.attention.triton.decode_attention_triton import LOG2_E, column_block, natural_columns
+from modelserve_worker.kernels.attention.triton.segment_rows import table_entry
 from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.step import SegmentColumns
 
 
 @triton.jit
@@ -54,38 +57,23 @@ def softmax_step(scores, maximum, total):
 
 @triton.jit
 def global_chunk(
-    q,  # [T, KV_HEADS * GROUP, D]
+    q,  # [T, HEADS * GROUP, D]
     output,  # like q
-    chunk_rows,  # int32 [CHUNKS] row of T of each chunk's first token
-    chunk_starts,  # int32 [CHUNKS] its position
-    chunk_lengths,  # int32 [CHUNKS]
-    chunk_slots,  # int32 [CHUNKS]
+    chunks: SegmentColumns,  # of [CHUNKS]
     block_ends,  # int32 [CHUNKS] running sum of blocks
-    table,
-    table_stride,
-    arena,
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
     key_rows,  # int32 [CHUNKS]: where each chunk's keys begin in dense pages
+    pages: Pages,
     CHUNKS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    DENSE: tl.constexpr,  # `arena` is the pages that `expand_keys` wrote
+    DENSE: tl.constexpr,  # `pages` are those that `expand_keys` wrote
     BLOCK_M: tl.constexpr,
 ):
     launch_dependents()
     wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
     tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     tiles_per_page: tl.constexpr = PAGE // TILE
     ends = tl.load(block_ends + tl.arange(0, CHUNKS))
@@ -95,17 +83,17 @@ def global_chunk(
         return
     chunk, own_block = chunk_of(ends, block)
     first = own_block * tokens_per_block
-    start = tl.load(chunk_starts + chunk)
-    length = tl.load(chunk_lengths + chunk)
-    slot = tl.load(chunk_slots + chunk).to(tl.int64)
+    start = tl.load(chunks.starts + chunk)
+    length = tl.load(chunks.lengths + chunk)
+    slot = tl.load(chunks.slots + chunk).to(tl.int64)
     members = tl.arange(0, BLOCK_M)
     token = first + members // GROUP
     wanted = (token < length)[:, None]
     at = start + token
     columns = tl.arange(0, D)
     offsets = tl.arange(0, TILE)
-    row = (tl.load(chunk_rows + chunk) + token).to(tl.int64)
-    places = ((row * KV_HEADS + head) * GROUP + members % GROUP)[:, None] * D
+    row = (tl.load(chunks.firsts + chunk) + token).to(tl.int64)
+    places = ((row * pages.HEADS + head) * GROUP + members % GROUP)[:, None] * D
     queries = tl.load(q + places + columns[None, :], mask=wanted, other=0.0)
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -117,11 +105,11 @@ def global_chunk(
         readable = keys_at <= last
         page = first_page + tile // tiles_per_page
         if not DENSE:
-            page = tl.load(table + slot * table_stride + tile // tiles_per_page).to(tl.int64)
+            page = tl.load(table_entry(pages, slot, tile // tiles_per_page)).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
-        rows = arena + origin + page * page_stride + tokens[:, None] * D + columns[None, :]
-        keys = tl.load(rows + k_offset, mask=readable[:, None], other=0.0)
-        values = tl.load(rows + v_offset, mask=readable[:, None], other=0.0)
+        rows = page * pages.stride + tokens[:, None] * D + columns[None, :]
+        keys = tl.load(pages.k + rows, mask=readable[:, None], other=0.0)
+        values = tl.load(pages.v + rows, mask=readable[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(keys).to(compute))
         scores = tl.where(keys_at[None, :] <= at[:, None], scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = softmax_step(scores, maximum, total)
@@ -134,31 +122,14 @@ def global_chunk(
 def global_chunk_v_only(
     q,
     output,
-    chunk_rows,
-    chunk_starts,
-    chunk_lengths,
-    chunk_slots,
+    chunks: SegmentColumns,
     block_ends,
-    table,
-    table_stride,
-    arena,
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
     key_rows,  # int32 [CHUNKS]: row of `rotated_keys` of each chunk's position 0
-    rotated_keys,  # [keys, KV_HEADS, 2 * PAIRS]: the columns of K that rotation changes
+    pages: Pages,
+    rotated_keys,  # [keys, HEADS, 2 * PAIRS]: the columns of K that rotation changes
     CHUNKS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    D: tl.constexpr,
     PAIRS: tl.constexpr,
-    PAGE: tl.constexpr,
     TILE: tl.constexpr,
     DENSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -166,6 +137,8 @@ def global_chunk_v_only(
     launch_dependents()
     wait_for_prerequisites()
     compute: tl.constexpr = q.dtype.element_ty
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
     tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     tiles_per_page: tl.constexpr = PAGE // TILE
     wide: tl.constexpr = D // 2  # unrotated columns, in two blocks of a power of two
@@ -178,19 +151,19 @@ def global_chunk_v_only(
         return
     chunk, own_block = chunk_of(ends, block)
     first = own_block * tokens_per_block
-    start = tl.load(chunk_starts + chunk)
-    length = tl.load(chunk_lengths + chunk)
-    slot = tl.load(chunk_slots + chunk).to(tl.int64)
+    start = tl.load(chunks.starts + chunk)
+    length = tl.load(chunks.lengths + chunk)
+    slot = tl.load(chunks.slots + chunk).to(tl.int64)
     members, offsets = tl.arange(0, BLOCK_M), tl.arange(0, TILE)
     token = first + members // GROUP
     wanted = (token < length)[:, None]
     at = start + token
-    row = (tl.load(chunk_rows + chunk) + token).to(tl.int64)
-    places = ((row * KV_HEADS + head) * GROUP + members % GROUP)[:, None] * D
+    row = (tl.load(chunks.firsts + chunk) + token).to(tl.int64)
+    places = ((row * pages.HEADS + head) * GROUP + members % GROUP)[:, None] * D
     turned = tl.arange(0, pairs)
     first_key = tl.load(key_rows + chunk).to(tl.int64)
     first_page = first_key // PAGE
-    turned_rows = rotated_keys + (first_key * KV_HEADS + head) * pairs
+    turned_rows = rotated_keys + (first_key * pages.HEADS + head) * pairs
     qw = column_block(q + places, 0, token < length, wide)
     qn = column_block(q + places, wide, token < length, narrow)
     qp = column_block(q + places, D - pairs, token < length, pairs)
@@ -200,16 +173,16 @@ def global_chunk_v_only(
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     last = start + tl.minimum(first + tokens_per_block, length) - 1
-    key_places = offsets[:, None] * (KV_HEADS * pairs) + turned[None, :]
+    key_places = offsets[:, None] * (pages.HEADS * pairs) + turned[None, :]
     for tile in range(last // TILE + 1):
         keys_at = tile * TILE + offsets
         readable = keys_at <= last
         page = first_page + tile // tiles_per_page
         if not DENSE:
-            page = tl.load(table + slot * table_stride + tile // tiles_per_page).to(tl.int64)
+            page = tl.load(table_entry(pages, slot, tile // tiles_per_page)).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
-        rows = arena + origin + page * page_stride + v_offset + tokens[:, None] * D
-        turned_keys = turned_rows + tile * (TILE * KV_HEADS * pairs) + key_places
+        rows = pages.v + page * pages.stride + tokens[:, None] * D
+        turned_keys = turned_rows + tile * (TILE * pages.HEADS * pairs) + key_places
         keys = tl.load(turned_keys, mask=readable[:, None], other=0.0)
         vw = column_block(rows, 0, readable, wide)
         vn = column_block(rows, wide, readable, narrow)
@@ -236,37 +209,14 @@ def global_chunk_v_only(
 def sliding_chunk(
     q,
     output,
-    step_k,  # encoded rows of the step [T, KV_HEADS, D]
-    step_v,
-    step_k_scale,  # float16 [T, KV_HEADS], int8 only
-    step_v_scale,
-    chunk_rows,
-    chunk_starts,
-    chunk_lengths,
-    chunk_slots,
+    step_rows: StepRows,
+    chunks: SegmentColumns,
     block_ends,
-    table,
-    table_stride,
-    arena,
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
+    pages: Pages,
     last_keys,  # int32 [T] the last position that each row sees; None: its own
     CHUNKS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
     """A row sees no key behind its own or, where rows of images see each other, behind its one of `last_keys`. Blocks
@@ -278,13 +228,17 @@ def sliding_chunk(
     if block >= tl.max(ends):
         return
     compute: tl.constexpr = q.dtype.element_ty
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
+    WINDOW: tl.constexpr = pages.WINDOW
+    FORMAT: tl.constexpr = pages.FORMAT
     tokens_per_block: tl.constexpr = BLOCK_M // GROUP
     chunk, own_block = chunk_of(ends, block)
     first = own_block * tokens_per_block
-    start = tl.load(chunk_starts + chunk)
-    length = tl.load(chunk_lengths + chunk)
-    slot = tl.load(chunk_slots + chunk).to(tl.int64)
-    chunk_row = tl.load(chunk_rows + chunk)
+    start = tl.load(chunks.starts + chunk)
+    length = tl.load(chunks.lengths + chunk)
+    slot = tl.load(chunks.slots + chunk).to(tl.int64)
+    chunk_row = tl.load(chunks.firsts + chunk)
     members = tl.arange(0, BLOCK_M)
     token = first + members // GROUP
     wanted = (token < length)[:, None]
@@ -295,7 +249,7 @@ def sliding_chunk(
     columns = tl.arange(0, D)
     offsets = tl.arange(0, TILE)
     row = (chunk_row + token).to(tl.int64)
-    places = ((row * KV_HEADS + head) * GROUP + members % GROUP)[:, None] * D
+    places = ((row * pages.HEADS + head) * GROUP + members % GROUP)[:, None] * D
     queries = tl.load(q + places + columns[None, :], mask=wanted, other=0.0)
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -310,25 +264,25 @@ def sliding_chunk(
         own = keys_at - start
         old, fresh = (keys_at >= oldest) & (own < 0), (own >= 0) & (own < last)
         readable = old | fresh
-        page = tl.load(table + slot * table_stride + (keys_at // PAGE) % ENTRIES, mask=old, other=0).to(tl.int64)
+        page = tl.load(table_entry(pages, slot, keys_at // PAGE), mask=old, other=0).to(tl.int64)
         tokens = head * PAGE + keys_at % PAGE
-        own_rows = (chunk_row + own).to(tl.int64) * KV_HEADS + head
-        page_rows = origin + page * page_stride + tokens * D
-        k_rows = either(fresh, step_k + own_rows * D, arena + page_rows + k_offset, 16)
-        v_rows = either(fresh, step_v + own_rows * D, arena + page_rows + v_offset, 16)
+        own_rows = (chunk_row + own).to(tl.int64) * pages.HEADS + head
+        page_rows = page * pages.stride + tokens * D
+        k_rows = either(fresh, step_rows.k + own_rows * D, pages.k + page_rows, 16)
+        v_rows = either(fresh, step_rows.v + own_rows * D, pages.v + page_rows, 16)
         keys = tl.load(k_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
         values = tl.load(v_rows[:, None] + columns[None, :], mask=readable[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(stored_to(keys, compute, FORMAT)))
-        if FORMAT == "scaled_int8":
-            scale_rows = scale_origin + page * scale_stride + tokens
-            k_scales = either(fresh, step_k_scale + own_rows, scales + scale_rows + k_scale_offset, 2)
-            v_scales = either(fresh, step_v_scale + own_rows, scales + scale_rows + v_scale_offset, 2)
+        if FORMAT == "int8":
+            scale_rows = page * pages.scale_stride + tokens
+            k_scales = either(fresh, step_rows.k_scales + own_rows, pages.k_scales + scale_rows, 2)
+            v_scales = either(fresh, step_rows.v_scales + own_rows, pages.v_scales + scale_rows, 2)
             scores = scores * tl.load(k_scales, mask=readable, other=0.0).to(tl.float32)[None, :]
             v_scale = tl.load(v_scales, mask=readable, other=0.0).to(tl.float32)
         seen = readable[None, :] & (keys_at[None, :] <= until[:, None]) & (keys_at[None, :] > at[:, None] - WINDOW)
         scores = tl.where(seen, scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = softmax_step(scores, maximum, total)
-        if FORMAT == "scaled_int8":
+        if FORMAT == "int8":
             weights = weights * v_scale[None, :]
         result = tl.dot(weights.to(compute), stored_to(values, compute, FORMAT), result * decay[:, None])
     result = result / total[:, None]

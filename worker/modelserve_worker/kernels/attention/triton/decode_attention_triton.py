@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from modelserve_worker.kernels.attention.arguments import Pages, Splits, Turns
 from modelserve_worker.kernels.attention.triton.segment_rows import (
     online_softmax,
     own_split,
@@ -27,6 +28,7 @@ from modelserve_worker.kernels.attention.triton.segment_rows import (
     query_rows,
     result_rows,
     segment_of,
+    table_entry,
     visible_keys,
 )
 from modelserve_worker.kernels.compiling.dependent_launch import (
@@ -34,41 +36,19 @@ from modelserve_worker.kernels.compiling.dependent_launch import (
     wait_for_prerequisites,
     wait_for_what_is_read,
 )
+from modelserve_worker.kernels.step import SegmentColumns
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def split_decode(
-    q,  # [rows, KV_HEADS * GROUP, D]
-    partial,  # float32 [rows, MOST_SPLITS, KV_HEADS, GROUP, D]
-    maxima,  # float32 [rows, MOST_SPLITS, KV_HEADS, GROUP], of scores times log2(e)
-    sums,  # float32, as maxima
-    slots,  # int32 [segments]
-    starts,  # int32 [segments] position of the first row; -1: padding
-    lengths,  # int32 [segments] rows, ROWS at most
-    firsts,  # int32 [segments] the first row
-    table,
-    table_stride,
-    arena,  # element pointer at the pool's start
-    scales,  # float16 pointer at the pool's start
-    origin: tl.int64,  # of page 0, in elements
-    page_stride: tl.int64,  # elements from page n to page n + 1
-    k_offset: tl.int64,  # of the layer's plane in a page, in elements
-    v_offset: tl.int64,
-    scale_origin: tl.int64,  # the same in float16 units
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
+    q,  # [rows, HEADS * GROUP, D]
+    splits: Splits,
+    segments: SegmentColumns,
+    pages: Pages,
     TILE: tl.constexpr,
-    ENTRIES: tl.constexpr,  # of a sliding table; 0: a global one
-    WINDOW: tl.constexpr,  # 0: none
     SPLIT_PAGES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,  # of a segment at most
     PART: tl.constexpr,  # of them in a program, ROWS or less
@@ -76,23 +56,22 @@ def split_decode(
 ):
     launch_dependents()
     compute: tl.constexpr = q.dtype.element_ty
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
     tiles_per_page: tl.constexpr = PAGE // TILE
     head, split, slot, start, last, row, begin, end, active = own_split(
-        slots, starts, lengths, firsts, KV_HEADS, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+        segments, pages, splits, SPLIT_PAGES, ROWS, PART
     )
-    entry = begin
-    if ENTRIES:
-        entry = begin % ENTRIES
-    first_page = tl.load(table + slot * table_stride + entry, mask=active, other=0).to(tl.int64)
-    plane = arena + origin + first_page * page_stride + head * (PAGE * D)
-    prefetch_page(plane + k_offset, active, PAGE * D)
-    prefetch_page(plane + v_offset, active, PAGE * D)
+    first_page = tl.load(table_entry(pages, slot, begin), mask=active, other=0).to(tl.int64)
+    plane = first_page * pages.stride + head * (PAGE * D)
+    prefetch_page(pages.k + plane, active, PAGE * D)
+    prefetch_page(pages.v + plane, active, PAGE * D)
     wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, TILE)
-    q_rows = query_rows(q, row, head, members, KV_HEADS, GROUP, D, ROWS)
-    wanted = members < GROUP * (last - start + 1)
+    q_rows = query_rows(q, splits, row, head, members, ROWS)
+    wanted = members < splits.GROUP * (last - start + 1)
     queries = tl.load(q_rows + columns[None, :], mask=wanted[:, None], other=0.0, cache_modifier=".cg")
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -100,25 +79,22 @@ def split_decode(
     for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, last // TILE + 1)):
         keys_at = tile * TILE + offsets
         readable = keys_at <= last
-        if WINDOW:
-            readable = readable & (keys_at > start - WINDOW)
-        entry = tile // tiles_per_page
-        if ENTRIES:
-            entry = entry % ENTRIES
-        page = tl.load(table + slot * table_stride + entry).to(tl.int64)
+        if pages.WINDOW:
+            readable = readable & (keys_at > start - pages.WINDOW)
+        page = tl.load(table_entry(pages, slot, tile // tiles_per_page)).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
-        rows = arena + origin + page * page_stride + tokens[:, None] * D + columns[None, :]
-        keys = tl.load(rows + k_offset, mask=readable[:, None], other=0.0, cache_modifier=".cg")
-        values = tl.load(rows + v_offset, mask=readable[:, None], other=0.0, cache_modifier=".cg")
+        rows = page * pages.stride + tokens[:, None] * D + columns[None, :]
+        keys = tl.load(pages.k + rows, mask=readable[:, None], other=0.0, cache_modifier=".cg")
+        values = tl.load(pages.v + rows, mask=readable[:, None], other=0.0, cache_modifier=".cg")
         scores = tl.dot(queries, tl.trans(keys).to(compute))
-        visible = visible_keys(keys_at, readable, start, members, GROUP, WINDOW, ROWS)
+        visible = visible_keys(keys_at, readable, start, members, splits.GROUP, pages.WINDOW, ROWS)
         scores = tl.where(visible, scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total, ROWS)
         output = tl.dot(weights.to(compute), values.to(compute), output * decay[:, None])
-    result = result_rows(row, split, head, members, KV_HEADS, GROUP, MOST_SPLITS, ROWS)
-    tl.store(partial + result.to(tl.int64)[:, None] * D + columns[None, :], output, mask=wanted[:, None])
-    tl.store(maxima + result, maximum, mask=wanted)
-    tl.store(sums + result, total, mask=wanted)
+    result = result_rows(splits, row, split, head, members, ROWS)
+    tl.store(splits.outputs + result.to(tl.int64)[:, None] * D + columns[None, :], output, mask=wanted[:, None])
+    tl.store(splits.maxima + result, maximum, mask=wanted)
+    tl.store(splits.sums + result, total, mask=wanted)
 
 
 @triton.jit
@@ -140,62 +116,39 @@ def natural_columns(columns, D: tl.constexpr, PAIRS: tl.constexpr):
 @triton.jit
 def split_decode_v_only(
     q,
-    partial,
-    maxima,
-    sums,
-    slots,
-    starts,
-    lengths,
-    firsts,
-    table,
-    table_stride,
-    arena,
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
+    splits: Splits,
+    segments: SegmentColumns,
+    pages: Pages,
     key_weight,  # [D]
-    start_cos,  # float32 [tiles, PAIRS] of j0
-    start_sin,
-    turn_cos,  # float32 [TILE, PAIRS] of t
-    turn_sin,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PAGE: tl.constexpr,
+    turns: Turns,
     TILE: tl.constexpr,
     SPLIT_PAGES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    ROWS: tl.constexpr,  # of a segment at most
-    PART: tl.constexpr,  # of them in a program, ROWS or less
-    BESIDE: tl.constexpr,  # the kernel of the step's chunks
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
     launch_dependents()
     compute: tl.constexpr = q.dtype.element_ty
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
+    PAIRS: tl.constexpr = turns.PAIRS
     tiles_per_page: tl.constexpr = PAGE // TILE
     wide: tl.constexpr = D // 4  # unrotated columns, in blocks of a power of two: short, independent chains of products
     narrow: tl.constexpr = D // 2 - 2 * PAIRS
     turned_1: tl.constexpr = D - 2 * PAIRS  # columns of the first numbers of pairs, then of the second ones
     turned_2: tl.constexpr = D - PAIRS
     head, split, slot, start, last, row, begin, end, active = own_split(
-        slots, starts, lengths, firsts, KV_HEADS, PAGE, 0, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+        segments, pages, splits, SPLIT_PAGES, ROWS, PART
     )
-    first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
-    plane = arena + origin + first_page * page_stride + head * (PAGE * D)
-    prefetch_page(plane + v_offset, active, PAGE * D)
+    first_page = tl.load(table_entry(pages, slot, begin), mask=active, other=0).to(tl.int64)
+    prefetch_page(pages.v + first_page * pages.stride + head * (PAGE * D), active, PAGE * D)
     wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, offsets, pairs = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, PAIRS)
-    wanted = members < GROUP * (last - start + 1)
-    q_rows = query_rows(q, row, head, members, KV_HEADS, GROUP, D, ROWS)
+    wanted = members < splits.GROUP * (last - start + 1)
+    q_rows = query_rows(q, splits, row, head, members, ROWS)
     qv = column_block(q_rows, 0, wanted, wide)
     qw = column_block(q_rows, wide, wanted, wide)
     qn = column_block(q_rows, 2 * wide, wanted, narrow)
@@ -203,8 +156,8 @@ def split_decode_v_only(
     q2 = column_block(q_rows, turned_2, wanted, PAIRS)
     weight_1 = tl.load(key_weight + pairs).to(tl.float32)[None, :]
     weight_2 = tl.load(key_weight + D // 2 + pairs).to(tl.float32)[None, :]
-    cos_t = tl.load(turn_cos + offsets[:, None] * PAIRS + pairs[None, :])
-    sin_t = tl.load(turn_sin + offsets[:, None] * PAIRS + pairs[None, :])
+    cos_t = tl.load(turns.turn_cos + offsets[:, None] * PAIRS + pairs[None, :])
+    sin_t = tl.load(turns.turn_sin + offsets[:, None] * PAIRS + pairs[None, :])
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     ov = tl.zeros([BLOCK_M, wide], tl.float32)
@@ -215,16 +168,16 @@ def split_decode_v_only(
     for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, last // TILE + 1)):
         keys_at = tile * TILE + offsets
         readable = keys_at <= last
-        page = tl.load(table + slot * table_stride + tile // tiles_per_page).to(tl.int64)
+        page = tl.load(table_entry(pages, slot, tile // tiles_per_page)).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
-        rows = arena + origin + page * page_stride + v_offset + tokens[:, None] * D
+        rows = pages.v + page * pages.stride + tokens[:, None] * D
         vv = column_block(rows, 0, readable, wide)
         vw = column_block(rows, wide, readable, wide)
         vn = column_block(rows, 2 * wide, readable, narrow)
         v1 = column_block(rows, turned_1, readable, PAIRS)
         v2 = column_block(rows, turned_2, readable, PAIRS)
-        cos_0 = tl.load(start_cos + tile * PAIRS + pairs)[None, :]
-        sin_0 = tl.load(start_sin + tile * PAIRS + pairs)[None, :]
+        cos_0 = tl.load(turns.start_cos + tile * PAIRS + pairs)[None, :]
+        sin_0 = tl.load(turns.start_sin + tile * PAIRS + pairs)[None, :]
         cos, sin = cos_0 * cos_t - sin_0 * sin_t, sin_0 * cos_t + cos_0 * sin_t
         k1 = v1.to(tl.float32) * weight_1
         k2 = v2.to(tl.float32) * weight_2
@@ -233,7 +186,7 @@ def split_decode_v_only(
         scores += tl.dot(qn, tl.trans(vn).to(compute))
         scores += tl.dot(q1, tl.trans((k1 * cos - k2 * sin).to(compute)))
         scores += tl.dot(q2, tl.trans((k2 * cos + k1 * sin).to(compute)))
-        visible = visible_keys(keys_at, readable, start, members, GROUP, 0, ROWS)
+        visible = visible_keys(keys_at, readable, start, members, splits.GROUP, 0, ROWS)
         scores = tl.where(visible, scores * LOG2_E, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total, ROWS)
         p = weights.to(compute)
@@ -243,43 +196,39 @@ def split_decode_v_only(
         on = tl.dot(p, vn.to(compute), on * decay)
         o1 = tl.dot(p, v1.to(compute), o1 * decay)
         o2 = tl.dot(p, v2.to(compute), o2 * decay)
-    result = result_rows(row, split, head, members, KV_HEADS, GROUP, MOST_SPLITS, ROWS)
-    target = partial + result.to(tl.int64)[:, None] * D
+    result = result_rows(splits, row, split, head, members, ROWS)
+    target = splits.outputs + result.to(tl.int64)[:, None] * D
     tl.store(target + tl.arange(0, wide)[None, :], ov, mask=wanted[:, None])
     tl.store(target + wide + tl.arange(0, wide)[None, :], ow, mask=wanted[:, None])
     tl.store(target + 2 * wide + tl.arange(0, narrow)[None, :], on, mask=wanted[:, None])
     tl.store(target + turned_1 + pairs[None, :], o1, mask=wanted[:, None])
     tl.store(target + turned_2 + pairs[None, :], o2, mask=wanted[:, None])
-    tl.store(maxima + result, maximum, mask=wanted)
-    tl.store(sums + result, total, mask=wanted)
+    tl.store(splits.maxima + result, maximum, mask=wanted)
+    tl.store(splits.sums + result, total, mask=wanted)
 
 
 @triton.jit(do_not_specialize=["split_pages"])
 def combine(
-    partial,
-    maxima,
-    sums,
-    starts,
-    lengths,
-    firsts,
-    output,  # [rows, KV_HEADS * GROUP, D]
+    splits: Splits,
+    segments: SegmentColumns,
+    output,  # [rows, HEADS * GROUP, D]
     split_pages,  # of a split, at least
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
     PAIRS: tl.constexpr,  # of V-only rows, 0 for others
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-    SPLITS: tl.constexpr,  # that are read together
+    TOGETHER: tl.constexpr,  # splits that are read at a time
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr,  # rows that are not split are outputs already
 ):
     launch_dependents()
+    KV_HEADS: tl.constexpr = splits.HEADS
+    GROUP: tl.constexpr = splits.GROUP
+    D: tl.constexpr = splits.D
+    MOST_SPLITS: tl.constexpr = splits.MOST
     segment, offset, member = tl.program_id(0) // ROWS, tl.program_id(0) % ROWS, tl.program_id(1)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
+    start, last, row = segment_of(segments, segment, ROWS)
     row += offset
     pages = last // PAGE + 1
     if WINDOW:
@@ -291,14 +240,14 @@ def combine(
         wanted = wanted & (count > 1)
     if wanted:
         highest, total, merged = -float("inf"), 0.0, tl.zeros([COLUMNS], tl.float32)
-        for first in range(0, count, SPLITS):
-            splits = first + tl.arange(0, SPLITS)
-            present = splits < count
-            parts = ((row * MOST_SPLITS + splits) * KV_HEADS + member // GROUP) * GROUP + member % GROUP
+        for first in range(0, count, TOGETHER):
+            part = first + tl.arange(0, TOGETHER)
+            present = part < count
+            parts = ((row * MOST_SPLITS + part) * KV_HEADS + member // GROUP) * GROUP + member % GROUP
             at = parts.to(tl.int64)[:, None] * D + columns[None, :]
-            values = tl.load(partial + at, mask=present[:, None], other=0.0)  # first: they take longest to come
-            high = tl.load(maxima + parts, mask=present, other=-float("inf"))
-            sums_of_parts = tl.load(sums + parts, mask=present, other=0.0)
+            values = tl.load(splits.outputs + at, mask=present[:, None], other=0.0)  # first: they take longest to come
+            high = tl.load(splits.maxima + parts, mask=present, other=-float("inf"))
+            sums_of_parts = tl.load(splits.sums + parts, mask=present, other=0.0)
             raised = tl.maximum(highest, tl.max(high, 0))
             weights, decay = tl.where(present, tl.exp2(high - raised), 0.0), tl.exp2(highest - raised)
             merged = merged * decay + tl.sum(values * weights[:, None], 0)

@@ -1,7 +1,7 @@
 """Decode attention over 8-bit rows: the kernels of `decode_attention_triton`, reading 16-bit pairs of columns.
 
 Copies to shared memory and the loads of matrix operands from it know 16-bit elements; a tile of 8-bit ones would be
-converted element by element and staged again. So the arena is viewed as int16, element numbers count pairs, and a
+converted element by element and staged again. So pages are viewed as int16, element numbers count pairs, and a
 packed tile becomes two tiles in registers, of the even and of the odd columns. Unpacked numbers are smaller than the
 row's by `unit_of` the format, which makes the conversion a few exact bit operations, subnormals included (not e4m3's
 NaN, which no row holds). Other arguments and the results are those of the other kernels.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from modelserve_worker.kernels.attention.arguments import Pages, Splits, Turns
 from modelserve_worker.kernels.attention.triton.decode_attention_triton import LOG2_E, column_block
 from modelserve_worker.kernels.attention.triton.segment_rows import (
     online_softmax,
@@ -21,9 +22,11 @@ from modelserve_worker.kernels.attention.triton.segment_rows import (
     prefetch_page,
     query_rows,
     result_rows,
+    table_entry,
     visible_keys,
 )
 from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_what_is_read
+from modelserve_worker.kernels.step import SegmentColumns
 
 # Two pairs in one register, low byte first. int8: (byte ^ 0x80) as the mantissa of 8.0 is 8 + u / 128; minus 9.
 INT8_PAIRS = tl.constexpr("""{
@@ -54,13 +57,13 @@ and.b32 $1, $2, 0xff00ff00;
 @triton.jit
 def unit_of(FORMAT: tl.constexpr):
     """What an unpacked number is multiplied by to give the row's element."""
-    return 128.0 if FORMAT == "scaled_int8" else 256.0 if FORMAT == "fp8_e4m3" else 1.0
+    return 128.0 if FORMAT == "int8" else 256.0 if FORMAT == "fp8_e4m3" else 1.0
 
 
 @triton.jit
 def byte_values(byte, FORMAT: tl.constexpr):
     """One 8-bit element in the low bits of an int16 -> float16, `unit_of` times smaller."""
-    if FORMAT == "scaled_int8":
+    if FORMAT == "int8":
         return (((byte ^ 0x80) & 0xFF) | 0x4800).to(tl.int16).to(tl.float16, bitcast=True) - 9.0
     if FORMAT == "fp8_e4m3":
         return (((byte & 0x80) << 8) | ((byte & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
@@ -72,7 +75,7 @@ def unpacked(pairs, compute: tl.constexpr, FORMAT: tl.constexpr):
     """int16 tile -> (even columns, odd columns) of dtype `compute`, float16 or float32."""
     if compute == tl.float16:
         fp8: tl.constexpr = E4M3_PAIRS if FORMAT == "fp8_e4m3" else E5M2_PAIRS
-        asm: tl.constexpr = INT8_PAIRS if FORMAT == "scaled_int8" else fp8
+        asm: tl.constexpr = INT8_PAIRS if FORMAT == "int8" else fp8
         return tl.inline_asm_elementwise(asm, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
     return byte_values(pairs, FORMAT).to(compute), byte_values(pairs >> 8, FORMAT).to(compute)
 
@@ -111,60 +114,36 @@ def summed(p, pairs, even, odd, compute: tl.constexpr, FORMAT: tl.constexpr):
 @triton.jit
 def split_decode_packed(
     q,
-    partial,
-    maxima,
-    sums,
-    slots,
-    starts,
-    lengths,
-    firsts,
-    table,
-    table_stride,
-    arena,  # int16: two elements
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
+    splits: Splits,
+    segments: SegmentColumns,
+    pages: Pages,  # an element is two of a row's, an int16
     TILE: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    WINDOW: tl.constexpr,
     SPLIT_PAGES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-    FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    ROWS: tl.constexpr,  # of a segment at most
-    PART: tl.constexpr,  # of them in a program, ROWS or less
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
     BESIDE: tl.constexpr,
 ):
     launch_dependents()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
+    FORMAT: tl.constexpr = pages.FORMAT
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
     head, split, slot, start, last, row, begin, end, active = own_split(
-        slots, starts, lengths, firsts, KV_HEADS, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+        segments, pages, splits, SPLIT_PAGES, ROWS, PART
     )
-    entry = begin
-    if ENTRIES:
-        entry = begin % ENTRIES
-    first_page = tl.load(table + slot * table_stride + entry, mask=active, other=0).to(tl.int64)
-    plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
-    prefetch_page(plane + k_offset, active, PAGE * packed)
-    prefetch_page(plane + v_offset, active, PAGE * packed)
+    first_page = tl.load(table_entry(pages, slot, begin), mask=active, other=0).to(tl.int64)
+    plane = first_page * pages.stride + head * (PAGE * packed)
+    prefetch_page(pages.k + plane, active, PAGE * packed)
+    prefetch_page(pages.v + plane, active, PAGE * packed)
     wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, columns, offsets = tl.arange(0, BLOCK_M), tl.arange(0, packed), tl.arange(0, TILE)
-    wanted = members < GROUP * (last - start + 1)
-    q_rows = query_rows(q, row, head, members, KV_HEADS, GROUP, D, ROWS)
+    wanted = members < splits.GROUP * (last - start + 1)
+    q_rows = query_rows(q, splits, row, head, members, ROWS)
     q_even, q_odd = query_columns(q_rows, 0, wanted, packed, compute)
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -173,35 +152,32 @@ def split_decode_packed(
     for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, last // TILE + 1)):
         keys_at = tile * TILE + offsets
         readable = keys_at <= last
-        if WINDOW:
-            readable = readable & (keys_at > start - WINDOW)
-        entry = tile // tiles_per_page
-        if ENTRIES:
-            entry = entry % ENTRIES
-        page = tl.load(table + slot * table_stride + entry).to(tl.int64)
+        if pages.WINDOW:
+            readable = readable & (keys_at > start - pages.WINDOW)
+        page = tl.load(table_entry(pages, slot, tile // tiles_per_page)).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
-        rows = arena + origin + page * page_stride + tokens[:, None] * packed + columns[None, :]
-        keys = tl.load(rows + k_offset, mask=readable[:, None], other=0, cache_modifier=".cg")
-        values = tl.load(rows + v_offset, mask=readable[:, None], other=0, cache_modifier=".cg")
+        rows = page * pages.stride + tokens[:, None] * packed + columns[None, :]
+        keys = tl.load(pages.k + rows, mask=readable[:, None], other=0, cache_modifier=".cg")
+        values = tl.load(pages.v + rows, mask=readable[:, None], other=0, cache_modifier=".cg")
         factor = LOG2_E * unit_of(FORMAT)
         scores = scored(q_even, q_odd, keys, compute, FORMAT)
-        if FORMAT == "scaled_int8":
-            scale_rows = scales + scale_origin + page * scale_stride + tokens
-            scale = tl.load(scale_rows + k_scale_offset, mask=readable, other=0.0, cache_modifier=".cg")
+        if FORMAT == "int8":
+            scale_rows = page * pages.scale_stride + tokens
+            scale = tl.load(pages.k_scales + scale_rows, mask=readable, other=0.0, cache_modifier=".cg")
             scores *= scale.to(tl.float32)[None, :]
-        visible = visible_keys(keys_at, readable, start, members, GROUP, WINDOW, ROWS)
+        visible = visible_keys(keys_at, readable, start, members, splits.GROUP, pages.WINDOW, ROWS)
         scores = tl.where(visible, scores * factor, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total, ROWS)
-        if FORMAT == "scaled_int8":  # times 128: rows are normed, so the product is about the row's largest number
-            scale = tl.load(scale_rows + v_scale_offset, mask=readable, other=0.0, cache_modifier=".cg").to(tl.float32)
+        if FORMAT == "int8":  # times 128: rows are normed, so the product is about the row's largest number
+            scale = tl.load(pages.v_scales + scale_rows, mask=readable, other=0.0, cache_modifier=".cg").to(tl.float32)
             weights *= (scale * unit_of(FORMAT))[None, :]
         decay = decay[:, None]
         even, odd = summed(weights.to(compute), values, even * decay, odd * decay, compute, FORMAT)
-    unit = 1.0 if FORMAT == "scaled_int8" else unit_of(FORMAT)  # int8: in the weights already
-    result = result_rows(row, split, head, members, KV_HEADS, GROUP, MOST_SPLITS, ROWS)
-    store_columns(partial + result.to(tl.int64)[:, None] * D, 0, even * unit, odd * unit, wanted)
-    tl.store(maxima + result, maximum, mask=wanted)
-    tl.store(sums + result, total, mask=wanted)
+    unit = 1.0 if FORMAT == "int8" else unit_of(FORMAT)  # int8: in the weights already
+    result = result_rows(splits, row, split, head, members, ROWS)
+    store_columns(splits.outputs + result.to(tl.int64)[:, None] * D, 0, even * unit, odd * unit, wanted)
+    tl.store(splits.maxima + result, maximum, mask=wanted)
+    tl.store(splits.sums + result, total, mask=wanted)
 
 
 @triton.jit
@@ -220,63 +196,40 @@ def table_row(pointers, turned: tl.constexpr, compute: tl.constexpr):
 @triton.jit
 def split_decode_v_only_packed(
     q,
-    partial,
-    maxima,
-    sums,
-    slots,
-    starts,
-    lengths,
-    firsts,
-    table,
-    table_stride,
-    arena,  # int16: two elements
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
+    splits: Splits,
+    segments: SegmentColumns,
+    pages: Pages,  # an element is two of a row's, an int16
     key_weight,
-    start_cos,  # these four with the even pairs before the odd ones
-    start_sin,
-    turn_cos,
-    turn_sin,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PAGE: tl.constexpr,
+    turns: Turns,  # with the even pairs before the odd ones
     TILE: tl.constexpr,
     SPLIT_PAGES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-    FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    ROWS: tl.constexpr,  # of a segment at most
-    PART: tl.constexpr,  # of them in a program, ROWS or less
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
     BESIDE: tl.constexpr,
 ):
     launch_dependents()
     compute: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
+    FORMAT: tl.constexpr = pages.FORMAT
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
+    PAIRS: tl.constexpr = turns.PAIRS
     tiles_per_page: tl.constexpr = PAGE // TILE
     packed: tl.constexpr = D // 2
     wide: tl.constexpr = D // 4  # packed unrotated columns, in two blocks of a power of two
     narrow: tl.constexpr = D // 4 - PAIRS
     turned: tl.constexpr = PAIRS // 2  # packed columns of the firsts, and of the seconds, of the rotated pairs
     head, split, slot, start, last, row, begin, end, active = own_split(
-        slots, starts, lengths, firsts, KV_HEADS, PAGE, 0, SPLIT_PAGES, MOST_SPLITS, ROWS, PART
+        segments, pages, splits, SPLIT_PAGES, ROWS, PART
     )
-    first_page = tl.load(table + slot * table_stride + begin, mask=active, other=0).to(tl.int64)
-    plane = arena + origin + first_page * page_stride + head * (PAGE * packed)
-    prefetch_page(plane + v_offset, active, PAGE * packed)
+    first_page = tl.load(table_entry(pages, slot, begin), mask=active, other=0).to(tl.int64)
+    prefetch_page(pages.v + first_page * pages.stride + head * (PAGE * packed), active, PAGE * packed)
     wait_for_what_is_read(BESIDE)
     if not active:
         return
     members, offsets, couples = tl.arange(0, BLOCK_M), tl.arange(0, TILE), tl.arange(0, turned)
-    wanted = members < GROUP * (last - start + 1)
-    q_rows = query_rows(q, row, head, members, KV_HEADS, GROUP, D, ROWS)
+    wanted = members < splits.GROUP * (last - start + 1)
+    q_rows = query_rows(q, splits, row, head, members, ROWS)
     qw_even, qw_odd = query_columns(q_rows, 0, wanted, wide, compute)
     qn_even, qn_odd = query_columns(q_rows, 2 * wide, wanted, narrow, compute)
     q1_even, q1_odd = query_columns(q_rows, D - 2 * PAIRS, wanted, turned, compute)
@@ -285,9 +238,9 @@ def split_decode_v_only_packed(
     weight_2 = weight_1 + D // 2
     w1_even, w1_odd = tl.load(weight_1).to(compute), tl.load(weight_1 + 1).to(compute)
     w2_even, w2_odd = tl.load(weight_2).to(compute), tl.load(weight_2 + 1).to(compute)
-    turns = offsets[:, None] * PAIRS + couples[None, :]
-    ct_even, ct_odd = tl.load(turn_cos + turns).to(compute), tl.load(turn_cos + turns + turned).to(compute)
-    st_even, st_odd = tl.load(turn_sin + turns).to(compute), tl.load(turn_sin + turns + turned).to(compute)
+    turn = offsets[:, None] * PAIRS + couples[None, :]
+    ct_even, ct_odd = tl.load(turns.turn_cos + turn).to(compute), tl.load(turns.turn_cos + turn + turned).to(compute)
+    st_even, st_odd = tl.load(turns.turn_sin + turn).to(compute), tl.load(turns.turn_sin + turn + turned).to(compute)
     maximum = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     ow_even, ow_odd = tl.zeros([BLOCK_M, wide], tl.float32), tl.zeros([BLOCK_M, wide], tl.float32)
@@ -297,16 +250,16 @@ def split_decode_v_only_packed(
     for tile in range(begin * tiles_per_page, tl.minimum(end * tiles_per_page, last // TILE + 1)):
         keys_at = tile * TILE + offsets
         readable = keys_at <= last
-        page = tl.load(table + slot * table_stride + tile // tiles_per_page).to(tl.int64)
+        page = tl.load(table_entry(pages, slot, tile // tiles_per_page)).to(tl.int64)
         tokens = head * PAGE + (tile % tiles_per_page) * TILE + offsets
-        rows = arena + origin + page * page_stride + v_offset + tokens[:, None] * packed
+        rows = pages.v + page * pages.stride + tokens[:, None] * packed
         vw = column_block(rows, 0, readable, wide)
         vn = column_block(rows, wide, readable, narrow)
         v1 = column_block(rows, packed - PAIRS, readable, turned)
         v2 = column_block(rows, packed - turned, readable, turned)
         first_key = tile * PAIRS + couples
-        c0_even, c0_odd = table_row(start_cos + first_key, turned, compute)
-        s0_even, s0_odd = table_row(start_sin + first_key, turned, compute)
+        c0_even, c0_odd = table_row(turns.start_cos + first_key, turned, compute)
+        s0_even, s0_odd = table_row(turns.start_sin + first_key, turned, compute)
         f_even, f_odd = unpacked(v1, compute, FORMAT)
         s_even, s_odd = unpacked(v2, compute, FORMAT)
         k1_even, k2_even = turned_keys(
@@ -323,17 +276,17 @@ def split_decode_v_only_packed(
         scores = scored(qw_even, qw_odd, vw, compute, FORMAT) + scored(qn_even, qn_odd, vn, compute, FORMAT)
         scores += tl.dot(q1_even, tl.trans(k1_even)) + tl.dot(q1_odd, tl.trans(k1_odd))
         scores += tl.dot(q2_even, tl.trans(k2_even)) + tl.dot(q2_odd, tl.trans(k2_odd))
-        if FORMAT == "scaled_int8":
-            scale_rows = scales + scale_origin + page * scale_stride + v_scale_offset + tokens
+        if FORMAT == "int8":
+            scale_rows = pages.v_scales + page * pages.scale_stride + tokens
             stored = tl.load(scale_rows, mask=readable, other=0.0, cache_modifier=".cg")
             scale = stored.to(tl.float32)[None, :] * unit_of(FORMAT)
             scores = scores * scale * LOG2_E
         else:
             scores *= LOG2_E * unit_of(FORMAT)
-        visible = visible_keys(keys_at, readable, start, members, GROUP, 0, ROWS)
+        visible = visible_keys(keys_at, readable, start, members, splits.GROUP, 0, ROWS)
         scores = tl.where(visible, scores, -float("inf"))
         weights, decay, maximum, total = online_softmax(scores, maximum, total, ROWS)
-        if FORMAT == "scaled_int8":
+        if FORMAT == "int8":
             weights = weights * scale
         p = weights.to(compute)
         decay = decay[:, None]
@@ -341,12 +294,12 @@ def split_decode_v_only_packed(
         on_even, on_odd = summed(p, vn, on_even * decay, on_odd * decay, compute, FORMAT)
         o1_even, o1_odd = summed(p, v1, o1_even * decay, o1_odd * decay, compute, FORMAT)
         o2_even, o2_odd = summed(p, v2, o2_even * decay, o2_odd * decay, compute, FORMAT)
-    unit = 1.0 if FORMAT == "scaled_int8" else unit_of(FORMAT)
-    result = result_rows(row, split, head, members, KV_HEADS, GROUP, MOST_SPLITS, ROWS)
-    target = partial + result.to(tl.int64)[:, None] * D
+    unit = 1.0 if FORMAT == "int8" else unit_of(FORMAT)
+    result = result_rows(splits, row, split, head, members, ROWS)
+    target = splits.outputs + result.to(tl.int64)[:, None] * D
     store_columns(target, 0, ow_even * unit, ow_odd * unit, wanted)
     store_columns(target, 2 * wide, on_even * unit, on_odd * unit, wanted)
     store_columns(target, D - 2 * PAIRS, o1_even * unit, o1_odd * unit, wanted)
     store_columns(target, D - PAIRS, o2_even * unit, o2_odd * unit, wanted)
-    tl.store(maxima + result, maximum, mask=wanted)
-    tl.store(sums + result, total, mask=wanted)
+    tl.store(splits.maxima + result, maximum, mask=wanted)
+    tl.store(splits.sums + result, total, mask=wanted)

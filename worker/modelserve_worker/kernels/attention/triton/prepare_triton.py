@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from modelserve_worker.kernels.attention.arguments import HeadNorms, Pages, Rotary, StepRows
+from modelserve_worker.kernels.attention.triton.segment_rows import table_entry
 from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_prerequisites
 
 ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 half to even
@@ -47,41 +49,22 @@ def prepare(
     projected,  # [T, columns]: query heads, then key heads, then value heads (or key heads alone: K = V before norms)
     columns,  # row stride of `projected`
     q_out,  # [T, Q_HEADS, D]
-    q_weight,  # [D]
-    k_weight,  # [D]
-    cos,  # float32 [T, D / 2]
-    sin,
+    norms: HeadNorms,
+    rotary: Rotary,
     page_slots,  # int32 [T]: slot whose page takes the row; -1: a step buffer or, for padding, nothing
     positions,  # int32 [T]
-    table,
-    table_stride,
-    arena,
-    scales,
-    step_k,  # [T, KV_HEADS, D]
-    step_v,
-    step_k_scale,  # float16 [T, KV_HEADS]
-    step_v_scale,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
-    eps,
+    pages: Pages,
+    step_rows: StepRows,  # of a sliding layer, for rows without a page; None: there are none
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,  # 0: the layer reads another's rows
-    D: tl.constexpr,
     HEADS: tl.constexpr,  # heads of one program: a power of two that divides Q_HEADS and KV_HEADS
-    PAGE: tl.constexpr,
-    ENTRIES: tl.constexpr,
     PAIRS: tl.constexpr,  # rotated pairs of V-only rows, 0: keys are stored
     V_IS_K: tl.constexpr,  # no value projection: V is the unweighted norm of the key projection
-    BUFFERED: tl.constexpr,  # rows without a page go to the step buffers
-    FORMAT: tl.constexpr,
 ):
     launch_dependents()
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
+    FORMAT: tl.constexpr = pages.FORMAT
     token = tl.program_id(0)
     first = tl.program_id(1) * HEADS  # query heads, key heads and value heads are numbered through
     heads = first + tl.arange(0, HEADS)
@@ -95,28 +78,25 @@ def prepare(
     values_at: tl.constexpr = Q_HEADS if V_IS_K else Q_HEADS + KV_HEADS  # head of `projected`
     source = tl.where(heads >= value_start, heads - value_start + values_at, heads)
     inputs = projected + token.to(tl.int64) * columns + source[:, None] * D + half[None, :]
-    weight = q_weight
+    weight = norms.q_weight
     if not is_query:
-        weight = k_weight
+        weight = norms.k_weight
     weight_1, weight_2 = tl.load(weight + half), tl.load(weight + D // 2 + half)
     if PAIRS:
         unrotated = half >= PAIRS
-        key_weight_1 = tl.load(k_weight + half, mask=unrotated, other=1.0)
-        key_weight_2 = tl.load(k_weight + D // 2 + half, mask=unrotated, other=1.0)
-    c = tl.load(cos + token * (D // 2) + half)[None, :]
-    s = tl.load(sin + token * (D // 2) + half)[None, :]
+        key_weight_1 = tl.load(norms.k_weight + half, mask=unrotated, other=1.0)
+        key_weight_2 = tl.load(norms.k_weight + D // 2 + half, mask=unrotated, other=1.0)
+    c = tl.load(rotary.cos + token * (D // 2) + half)[None, :]
+    s = tl.load(rotary.sin + token * (D // 2) + half)[None, :]
     if KV_HEADS:
         slot = tl.load(page_slots + token).to(tl.int64)
         position = tl.load(positions + token)
-        entry = position // PAGE
-        if ENTRIES:
-            entry = entry % ENTRIES
-        page = tl.load(table + slot * table_stride + entry, mask=slot >= 0, other=0).to(tl.int64)
+        page = tl.load(table_entry(pages, slot, position // PAGE), mask=slot >= 0, other=0).to(tl.int64)
     wait_for_prerequisites()
     x1 = tl.load(inputs).to(tl.float32)
     x2 = tl.load(inputs + D // 2).to(tl.float32)
     mean = (tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D
-    inverse = tl.rsqrt(mean + eps)[:, None]
+    inverse = tl.rsqrt(mean + norms.eps)[:, None]
     x1, x2 = x1 * inverse, x2 * inverse
     if not is_value:
         x1 = (x1 * weight_1.to(tl.float32)[None, :]).to(compute).to(tl.float32)
@@ -133,12 +113,12 @@ def prepare(
         # What is stored is the rounded row of the compute dtype, as every plain reader has it.
         x1, x2 = x1.to(compute).to(tl.float32), x2.to(compute).to(tl.float32)
         kv = heads - Q_HEADS
-        row_offset, scale_offset, step_rows, step_scales = k_offset, k_scale_offset, step_k, step_k_scale
+        plane, plane_scales = pages.k, pages.k_scales
         if is_value:
             kv = heads - value_start
-            row_offset, scale_offset, step_rows, step_scales = v_offset, v_scale_offset, step_v, step_v_scale
+            plane, plane_scales = pages.v, pages.v_scales
         scale = tl.zeros([HEADS], tl.float16)
-        if FORMAT == "scaled_int8":
+        if FORMAT == "int8":
             broken = (
                 mean != mean
             )  # of one NaN the norm has made a row of NaN, which integers cannot say: its scale does
@@ -159,65 +139,51 @@ def prepare(
             x2 = tl.clamp(x2, -57344.0, 57344.0, propagate_nan=tl.PropagateNan.ALL)
         if slot >= 0:
             places = kv * PAGE + position % PAGE
-            target = arena + origin + page * page_stride + row_offset + places[:, None] * D
+            target = plane + page * pages.stride + places[:, None] * D
             store_values(target + first_places[None, :], x1, FORMAT)
             store_values(target + second_places[None, :], x2, FORMAT)
-            if FORMAT == "scaled_int8":
-                tl.store(scales + scale_origin + page * scale_stride + scale_offset + places, scale)
-        elif BUFFERED:
+            if FORMAT == "int8":
+                tl.store(plane_scales + page * pages.scale_stride + places, scale)
+        elif step_rows is not None:
+            plane, plane_scales = step_rows.k, step_rows.k_scales
+            if is_value:
+                plane, plane_scales = step_rows.v, step_rows.v_scales
             waiting = token.to(tl.int64) * KV_HEADS + kv
-            waiting_rows = step_rows + waiting[:, None] * D
+            waiting_rows = plane + waiting[:, None] * D
             store_values(waiting_rows + first_places[None, :], x1, FORMAT)
             store_values(waiting_rows + second_places[None, :], x2, FORMAT)
-            if FORMAT == "scaled_int8":
-                tl.store(step_scales + waiting, scale)
+            if FORMAT == "int8":
+                tl.store(plane_scales + waiting, scale)
 
 
 @triton.jit
 def commit(
-    step_k,
-    step_v,
-    step_k_scale,
-    step_v_scale,
+    step_rows: StepRows,
     commit_slots,  # int32 [T]: slot whose page takes the row, -1: none
     positions,
-    table,
-    table_stride,
-    arena,
-    scales,
-    origin: tl.int64,
-    page_stride: tl.int64,
-    k_offset: tl.int64,
-    v_offset: tl.int64,
-    scale_origin: tl.int64,
-    scale_stride: tl.int64,
-    k_scale_offset: tl.int64,
-    v_scale_offset: tl.int64,
-    KV_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,  # KV_HEADS rounded up to a power of two
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    INT8: tl.constexpr,
+    pages: Pages,
+    HEADS: tl.constexpr,  # those of `pages` rounded up to a power of two
 ):
     launch_dependents()
+    D: tl.constexpr = pages.D
+    PAGE: tl.constexpr = pages.PAGE
     token = tl.program_id(0)
     slot = tl.load(commit_slots + token).to(tl.int64)
     position = tl.load(positions + token)
-    entry = (position // PAGE) % ENTRIES
-    page = tl.load(table + slot * table_stride + entry, mask=slot >= 0, other=0).to(tl.int64)
+    page = tl.load(table_entry(pages, slot, position // PAGE), mask=slot >= 0, other=0).to(tl.int64)
     wait_for_prerequisites()
     if slot < 0:
         return
     heads, columns = tl.arange(0, HEADS), tl.arange(0, D)
-    wanted = (heads < KV_HEADS)[:, None]
+    wanted = (heads < pages.HEADS)[:, None]
     places = heads * PAGE + position % PAGE
-    sources = (token.to(tl.int64) * KV_HEADS + heads)[:, None] * D + columns[None, :]
-    target = arena + origin + page * page_stride + places[:, None] * D + columns[None, :]
-    tl.store(target + k_offset, tl.load(step_k + sources, mask=wanted), mask=wanted)
-    tl.store(target + v_offset, tl.load(step_v + sources, mask=wanted), mask=wanted)
-    if INT8:
-        scale_at = token.to(tl.int64) * KV_HEADS + heads
-        to = scales + scale_origin + page * scale_stride + places
-        tl.store(to + k_scale_offset, tl.load(step_k_scale + scale_at, mask=heads < KV_HEADS), mask=heads < KV_HEADS)
-        tl.store(to + v_scale_offset, tl.load(step_v_scale + scale_at, mask=heads < KV_HEADS), mask=heads < KV_HEADS)
+    sources = (token.to(tl.int64) * pages.HEADS + heads)[:, None] * D + columns[None, :]
+    target = page * pages.stride + places[:, None] * D + columns[None, :]
+    tl.store(pages.k + target, tl.load(step_rows.k + sources, mask=wanted), mask=wanted)
+    tl.store(pages.v + target, tl.load(step_rows.v + sources, mask=wanted), mask=wanted)
+    if pages.FORMAT == "int8":
+        inside = heads < pages.HEADS
+        scale_at = token.to(tl.int64) * pages.HEADS + heads
+        to = page * pages.scale_stride + places
+        tl.store(pages.k_scales + to, tl.load(step_rows.k_scales + scale_at, mask=inside), mask=inside)
+        tl.store(pages.v_scales + to, tl.load(step_rows.v_scales + scale_at, mask=inside), mask=inside)

@@ -1,4 +1,4 @@
-"""Parts of the kernels that attend for segments of few rows: which rows, pages and keys are a program's own."""
+"""Parts of attention kernels: which rows, pages and keys are a program's own."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -11,12 +11,20 @@ from modelserve_worker.kernels.compiling.dependent_launch import prefetch
 
 
 @triton.jit
-def segment_of(starts, lengths, firsts, segment, ROWS: tl.constexpr):
+def table_entry(pages, slot, page):
+    """Pointers to the numbers in the pool of a slot's pages, each the `page`-th of its context."""
+    if pages.ENTRIES:
+        page = page % pages.ENTRIES
+    return pages.table + slot * pages.table_stride + page
+
+
+@triton.jit
+def segment_of(segments, segment, ROWS: tl.constexpr):
     """Position of a segment's first row, or -1 for padding, that of its last, and the step's row that is the first."""
-    start = tl.load(starts + segment)
+    start = tl.load(segments.starts + segment)
     last, row = start, segment
     if ROWS > 1:
-        last, row = start + tl.load(lengths + segment) - 1, tl.load(firsts + segment)
+        last, row = start + tl.load(segments.lengths + segment) - 1, tl.load(segments.firsts + segment)
     return start, last, row
 
 
@@ -35,28 +43,16 @@ def split_range(
 
 
 @triton.jit
-def own_split(
-    slots,
-    starts,
-    lengths,
-    firsts,
-    KV_HEADS: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SPLIT_PAGES: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    PART: tl.constexpr,
-):
+def own_split(segments, pages, splits, SPLIT_PAGES: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr):
     """What a program of a split decode works on: KV head, split, slot (int64), `segment_of` of its PART of ROWS rows,
     pages [begin, end), and whether it has rows and pages at all."""
     head, split, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start, last, row = segment_of(starts, lengths, firsts, segment, ROWS)
-    slot = tl.load(slots + segment).to(tl.int64)
-    begin, end = split_range(start, last, split, PAGE, WINDOW, SPLIT_PAGES, MOST_SPLITS)
+    start, last, row = segment_of(segments, segment, ROWS)
+    slot = tl.load(segments.slots + segment).to(tl.int64)
+    begin, end = split_range(start, last, split, pages.PAGE, pages.WINDOW, SPLIT_PAGES, splits.MOST)
     active = (begin < end) & (start >= 0)
     if PART < ROWS:
-        head, part = head % KV_HEADS, head // KV_HEADS
+        head, part = head % pages.HEADS, head // pages.HEADS
         start, row = start + part * PART, row + part * PART
         last = tl.minimum(last, start + PART - 1)
         active = active & (start <= last)
@@ -64,25 +60,25 @@ def own_split(
 
 
 @triton.jit
-def query_rows(q, row, head, members, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+def query_rows(q, splits, row, head, members, ROWS: tl.constexpr):
     """Pointers [BLOCK_M, 1] to the queries of one KV head: GROUP of a row, then those of the next row."""
-    pointers = q + (row * KV_HEADS + head).to(tl.int64) * GROUP * D
+    GROUP: tl.constexpr = splits.GROUP
+    D: tl.constexpr = splits.D
+    pointers = q + (row * splits.HEADS + head).to(tl.int64) * GROUP * D
     if ROWS > 1:
-        pointers += (members[:, None] // GROUP) * (KV_HEADS * GROUP * D) + (members[:, None] % GROUP) * D
+        pointers += (members[:, None] // GROUP) * (splits.HEADS * GROUP * D) + (members[:, None] % GROUP) * D
     else:
         pointers += members[:, None] * D
     return pointers
 
 
 @triton.jit
-def result_rows(
-    row, split, head, members, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """Places [BLOCK_M] of a program's results in [rows, MOST_SPLITS, KV_HEADS, GROUP]."""
-    places = ((row * MOST_SPLITS + split) * KV_HEADS + head) * GROUP
+def result_rows(splits, row, split, head, members, ROWS: tl.constexpr):
+    """Places [BLOCK_M] of a program's results in [rows, MOST, HEADS, GROUP]."""
+    GROUP: tl.constexpr = splits.GROUP
+    places = ((row * splits.MOST + split) * splits.HEADS + head) * GROUP
     if ROWS > 1:
-        places += members // GROUP * (MOST_SPLITS * KV_HEADS * GROUP) + members % GROUP
+        places += members // GROUP * (splits.MOST * splits.HEADS * GROUP) + members % GROUP
     else:
         places += members
     return places
