@@ -14,7 +14,6 @@ from modelserve.model.model_facts import ModelFacts
 from modelserve_operator.cluster.kinds import DEPLOYMENT
 from modelserve_operator.inventory.pools import Pool
 from modelserve_operator.inventory.supply import Supply
-from modelserve_operator.manifests import worker_template
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.pod_resources import worker_resources
 from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for
@@ -126,9 +125,9 @@ def test_every_container_of_the_inspection_states_both_sides(uri: str) -> None:
         _check(container["resources"], "cpu", "memory", "ephemeral-storage")
 
 
-def test_a_committed_revision_keeps_its_template(ready_world, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_committed_revision_keeps_its_template(ready_world) -> None:
     (before,) = ready_world.cluster.of(DEPLOYMENT)
-    monkeypatch.setattr(worker_template, "worker_resources", lambda *_, **__: {"requests": {}, "limits": {}})
+    ready_world.settings = ready_world.settings.model_copy(update={"image_pull_policy": "Always"})
     ready_world.rest()
     ready_world.restart_operator()
     ready_world.settle()
@@ -138,7 +137,8 @@ def test_a_committed_revision_keeps_its_template(ready_world, monkeypatch: pytes
         ready_world.cluster.of(DEPLOYMENT), key=lambda body: body["metadata"]["uid"] != before["metadata"]["uid"]
     )
     assert kept == before
-    assert new["spec"]["template"]["spec"]["containers"][0]["resources"] == {"requests": {}, "limits": {}}
+    policies = [each["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] for each in (kept, new)]
+    assert policies == ["IfNotPresent", "Always"]
 
 
 def test_a_port_for_events_is_the_pods_and_its_address_names_it(tiny_facts: ModelFacts) -> None:

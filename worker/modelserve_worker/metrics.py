@@ -35,7 +35,8 @@ _TOKEN_COUNTS = tuple(1 << power for power in range(19))
 class WorkerMetrics:
     """One registry per server; request latencies are observed by the server, the rest is read from the engine."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self.first_token = self._histogram(
@@ -138,7 +139,7 @@ class RequestTimer:
         """`count` tokens came now, in one step."""
         if not count:
             return
-        now = time.monotonic()
+        now = self._metrics.clock()
         if self._num_tokens:
             self._metrics.inter_token.observe((now - self._last_s) / count, count)
         else:

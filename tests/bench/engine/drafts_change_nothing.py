@@ -34,7 +34,7 @@ from modelserve_worker.drafters.prompt_lookup import PromptLookup
 from modelserve_worker.kernels.operations import PLAIN, PLAIN_EXACT, Operations
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.server.answers.preparation import SequenceSpec
-from modelserve_worker.startup.device import kernel_table, select_geometry
+from modelserve_worker.startup.device import device_facts, kernel_table, select_geometry
 
 CHECKPOINTS = {"keqv": TARGET, "ple": MODEL}
 ALONE_CHUNK = 64
@@ -147,6 +147,6 @@ def model_of(checkpoint: str, profile: str, device: torch.device) -> Gemma4ForCa
     device = torch.device("cuda", 0)
     architecture = read_architecture(directory)
     args = EngineArgs(model=str(directory), profile=profile)
-    table = kernel_table(device, architecture, select_geometry(architecture, args), args)
+    table = kernel_table(device_facts(device), architecture, select_geometry(architecture, args), args)
     assert table.on_kernels, "the kernels do not take this model"
     return load_checkpoint(directory, dtype=torch.bfloat16, device=device, operations=Operations(table, device))

@@ -51,7 +51,7 @@ from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.costs.step_costs import PlannedCosts
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.startup.device import kernel_table
+from modelserve_worker.startup.device import device_facts, kernel_table
 from modelserve_worker.startup.profile_steps import profile_batches
 from modelserve_worker.step.sampler import Sampler, SamplerOutput
 from modelserve_worker.weights.loader import load_assistant, load_model
@@ -342,7 +342,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with within(options.deadline) as time_left, tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         geometry = geometry_with(target, options.kv_cache_dtype)
-        kernels = kernel_table(options.device, target, geometry, EngineArgs(model=directory, profile=options.profile))
+        args = EngineArgs(model=directory, profile=options.profile)
+        kernels = kernel_table(device_facts(options.device), target, geometry, args)
         operations = Operations(kernels, options.device)
         placement = Placement(options.device, torch.bfloat16, operations=operations)
         model = load_model(target, Path(directory), placement, load_format="dummy")

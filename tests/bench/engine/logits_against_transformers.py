@@ -33,7 +33,7 @@ from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.request import SamplingParams
 from modelserve_worker.runner.model_runner import GPUModelRunner
-from modelserve_worker.startup.device import kernel_table
+from modelserve_worker.startup.device import device_facts, kernel_table
 from modelserve_worker.weights.loader import load_model
 
 LIMIT = 1.25
@@ -114,7 +114,7 @@ def ours(directory: Path, config: dict[str, Any], ids: list[int], *, chunk: int)
     layout = KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV
     geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
     pool_bytes = -(-geometry.held_bytes(len(ids)) // 128) * 128
-    table = kernel_table(CUDA, architecture, geometry, EngineArgs(model=str(directory)))
+    table = kernel_table(device_facts(CUDA), architecture, geometry, EngineArgs(model=str(directory)))
     model = load_model(architecture, directory, Placement(CUDA, torch.bfloat16, operations=Operations(table, CUDA)))
     cache = KVCache(geometry, pool_bytes, device=CUDA, debug_stamps=False)
     runner = GPUModelRunner(model, cache, max_num_batched_tokens=chunk, max_num_seqs=1, max_model_len=len(ids))

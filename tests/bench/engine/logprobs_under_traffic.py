@@ -39,7 +39,7 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as OurGemma4
 from modelserve_worker.models.gemma4_checkpoint import text_name, weight_sources
 from modelserve_worker.request import Request
-from modelserve_worker.startup.device import kernel_table
+from modelserve_worker.startup.device import device_facts, kernel_table
 
 RATIO_LIMIT, FLOAT32_LIMIT = 1.1, 2e-4
 SEQUENCES = 16
@@ -125,7 +125,7 @@ def our_model(reference: Gemma4ForCausalLM, *, device: torch.device, dtype: torc
     geometry = cache_geometry(
         architecture, dtype=KVCacheDtype(name), layout=KVCacheLayout.least(architecture), tensor_parallel_size=1
     )
-    table = kernel_table(device, architecture, geometry, EngineArgs(model="random"))
+    table = kernel_table(device_facts(device), architecture, geometry, EngineArgs(model="random"))
     model = OurGemma4(architecture, Placement(device, dtype, operations=Operations(table, device)))
     tensors = {text_name(each): tensor for each, tensor in reference.state_dict().items()}
     for source in weight_sources(model):

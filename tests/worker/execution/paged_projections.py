@@ -75,7 +75,10 @@ def tables_for(cache: KVCache) -> BlockTables:
     return BlockTables(cache.geometry, max_num_seqs=8, max_model_len=600, device=CPU)
 
 
-def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *, tables: BlockTables | None = None):
+def run_steps(
+    projections, cache, driver, steps: list[list[tuple[str, int]]], *, tables: BlockTables | None = None,
+    backend: type[PagedAttention] = PagedAttention,
+):  # fmt: skip
     """Push the chunks of every step through the cache, layer by layer: outputs per (request, layer)."""
     tables = tables or tables_for(cache)
     architecture = projections.architecture
@@ -85,7 +88,7 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *,
         batch = driver.batch(*shares)
         for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
             tables.apply({kind: updates})
-        attention = PagedAttention(
+        attention = backend(
             batch,
             partial(page_groups, cache=cache, tables=tables),
             cache=cache,
@@ -102,8 +105,8 @@ def run_steps(projections, cache, driver, steps: list[list[tuple[str, int]]], *,
     return {key: torch.cat(parts) for key, parts in outputs.items() if parts}
 
 
-def poisoned_cache(geometry, *, stamps: bool = True) -> KVCache:
+def poisoned_cache(geometry, *, stamps: bool = True, of: type[KVCache] = KVCache) -> KVCache:
     """A cache whose unwritten bytes are NaN in every floating format."""
-    cache = KVCache(geometry, POOL, device=CPU, debug_stamps=stamps)
+    cache = of(geometry, POOL, device=CPU, debug_stamps=stamps)
     cache.arena.fill_(0xFF)
     return cache

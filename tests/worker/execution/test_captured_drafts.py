@@ -26,7 +26,7 @@ from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.startup.device import kernel_table
+from modelserve_worker.startup.device import device_facts, kernel_table
 
 K, SLOTS, CHUNK, LONGEST, POOL = 4, 3, 64, 256, 1 << 26
 PROMPTS = (5, 130, 64, 17, 90)
@@ -103,7 +103,7 @@ def target_of(variant: str, kv: str, device: torch.device, directory: Path) -> t
         architecture, dtype=default if kv == "auto" else KVCacheDtype(kv), tensor_parallel_size=1,
         layout=KVCacheLayout.least(architecture),
     )  # fmt: skip
-    table = kernel_table(device, architecture, geometry, EngineArgs(model=""))
+    table = kernel_table(device_facts(device), architecture, geometry, EngineArgs(model=""))
     assert table.on_kernels == on_gpu
     return load_checkpoint(directory, dtype=dtype, device=device, operations=Operations(table, device)), geometry
 

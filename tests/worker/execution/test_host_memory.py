@@ -15,7 +15,7 @@ from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import HostCopy
 from modelserve_worker.cache.host_memory import HostMemory
 from modelserve_worker.cache.kv_cache import KVCache
-from modelserve_worker.cache.memory_copies import Stretches, copy_at_once
+from modelserve_worker.cache.memory_copies import Stretches
 
 PAGES = 12  # of each kind
 
@@ -29,24 +29,24 @@ def cache(small_architecture: Any, geometry_of: Any) -> KVCache:
     return cache
 
 
+class Noting(HostMemory):
+    """Notes the sizes of the stretches of each call."""
+
+    def __init__(self, *given: Any) -> None:
+        self.calls: list[list[int]] = []
+        super().__init__(*given)
+
+    def copy(self, stretches: Stretches) -> None:
+        self.calls.append(stretches.sizes.tolist())
+        super().copy(stretches)
+
+
 @pytest.fixture
-def memory(cache: KVCache) -> HostMemory:
-    memory, there = HostMemory(cache, 4 * cache.pool_bytes), threading.Event()
+def memory(cache: KVCache) -> Noting:
+    memory, there = Noting(cache, 4 * cache.pool_bytes), threading.Event()
     memory.start(lambda progress: there.set() if progress.pieces == memory.layout.num_pieces else None)
     assert there.wait(60)
     return memory
-
-
-def copied(memory: HostMemory, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Sizes of the stretches of each call from now on."""
-    calls: list[list[int]] = []
-
-    def start(stretches: Stretches) -> None:
-        calls.append(stretches.sizes.tolist())
-        copy_at_once(stretches)
-
-    monkeypatch.setattr(memory, "_start", start)
-    return calls
 
 
 def launch(memory: HostMemory, step: int, **copies: list[HostCopy]) -> None:
@@ -77,10 +77,7 @@ def test_scattered_pages_come_back_into_others(cache: KVCache, memory: HostMemor
     assert torch.equal(changed, cache.arena), "these pages, all of them and no others"
 
 
-def test_neighbours_are_one_copy_and_all_are_started_by_one_call(
-    cache: KVCache, memory: HostMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = copied(memory, monkeypatch)
+def test_neighbours_are_one_copy_and_all_are_started_by_one_call(cache: KVCache, memory: Noting) -> None:
     size = {kind: cache.geometry.page(kind).page_bytes for kind in LayerKind}
     per = memory.layout.per_piece
     first = 2 * per[LayerKind.GLOBAL]
@@ -93,4 +90,4 @@ def test_neighbours_are_one_copy_and_all_are_started_by_one_call(
     ]
     launch(memory, 1, stores=stores)
     expected = {LayerKind.SLIDING: [2, 1], LayerKind.GLOBAL: [2, 2, 1]}
-    assert calls == [[count * size[kind] for kind in LayerKind for count in expected[kind]]]
+    assert memory.calls == [[count * size[kind] for kind in LayerKind for count in expected[kind]]]

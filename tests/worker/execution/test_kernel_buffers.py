@@ -15,7 +15,8 @@ from modelserve.sizing.speculation import Speculation
 from modelserve_worker.kernels.attention import triton_launches as kernels
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.attention.paged_layout import layer_rows
-from modelserve_worker.startup.device import kernel_table, select_geometry
+from modelserve_worker.startup.accelerator_check import DeviceFacts
+from modelserve_worker.startup.device import device_facts, kernel_table, select_geometry
 from modelserve_worker.step.block_tables import BlockTables
 from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
 
@@ -78,11 +79,10 @@ def test_the_metadata_of_a_step_is_what_its_buffers_hold(sequences: int, drafts:
     assert abs(sized["step_metadata"] - held) <= 64  # the count of rows, and padding of sections to 16 bytes
 
 
-def test_a_gpu_has_a_table_of_kernels_and_a_cpu_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, cpu, args = torch.device("cuda", 0), torch.device("cpu"), EngineArgs(model="m")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+def test_a_gpu_has_a_table_of_kernels_and_a_cpu_plain_pytorch() -> None:
+    gpu, args = DeviceFacts("NVIDIA A100", 80 << 30, (8, 0)), EngineArgs(model="m")
     for architecture in _architectures():
         geometry = select_geometry(architecture, args)
         assert kernel_table(gpu, architecture, geometry, args).capability == 80
         assert kernel_table(gpu, architecture, geometry, args).on_kernels
-        assert not kernel_table(cpu, architecture, geometry, args).on_kernels
+        assert not kernel_table(device_facts(torch.device("cpu")), architecture, geometry, args).on_kernels

@@ -16,7 +16,6 @@ from modelserve_tools.evaluation.cells import Cell
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
-from modelserve_worker.scheduling import drafting as chosen_drafts
 
 SLOTS, LONGEST, STEP_S = 6, 400, 5.0
 FEW = 60  # proposals; fewer than minutes of a worker have
@@ -35,6 +34,7 @@ def answered(model: Gemma4ForCausalLM, assistant: Path) -> tuple[list[list[int]]
         longest=LONGEST, pool_of=SLOTS,
     )  # fmt: skip
     drafting = engine.scheduler.drafting
+    drafting.least_proposals = FEW
     drafting._now, drafting._judged_since = (lambda: engine.steps_done * STEP_S), 0.0
     rendered = render_cell(checkpoint_renderer(TARGET), Cell("tool_call", None, 16), seed=5)
     requests = []
@@ -53,9 +53,8 @@ def answered(model: Gemma4ForCausalLM, assistant: Path) -> tuple[list[list[int]]
 
 
 def test_a_wrong_pair_raises_the_alarm_and_changes_no_answer(
-    model: Gemma4ForCausalLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    model: Gemma4ForCausalLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(chosen_drafts, "LEAST_PROPOSALS", FEW)
     caplog.set_level(logging.WARNING)
     own, right, alarm = answered(model, ASSISTANT)
     assert right > 0.9

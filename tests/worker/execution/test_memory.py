@@ -5,7 +5,6 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-import torch
 from architecture_of import architecture_of
 from rank_of import rank_of
 
@@ -14,7 +13,7 @@ from modelserve.errors import InvalidInput
 from modelserve.sizing.memory import memory_plan
 from modelserve.sizing.weights.text import weight_bytes
 from modelserve.termination import TerminationReason
-from modelserve_worker.startup.accelerator_check import AcceleratorMismatch
+from modelserve_worker.startup.accelerator_check import AcceleratorMismatch, DeviceFacts
 from modelserve_worker.startup.device import kernel_table, select_device, select_geometry, with_compute_dtype
 from modelserve_worker.startup.memory import (
     InsufficientMemory,
@@ -101,27 +100,24 @@ def test_formats_left_open_follow_the_checkpoint(small_architecture) -> None:
 @pytest.mark.parametrize(
     ("capability", "refused"), [((8, 0), None), ((12, 0), None), ((13, 0), "13.0"), ((8, 7), None)]
 )
-def test_a_gpu_that_no_tiles_are_known_for_is_refused_by_name(monkeypatch, capability, refused) -> None:
+def test_a_gpu_that_no_tiles_are_known_for_is_refused_by_name(capability, refused) -> None:
     """Before weights are read; a float32 model, which runs without kernels, is served there."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA X1")
+    found = DeviceFacts("NVIDIA X1", 80 << 30, capability)
     for dtype in ("bfloat16", "float32"):
         architecture = architecture_of("E4B", form="").model_copy(update={"dtype": dtype})
         geometry = select_geometry(architecture, args := EngineArgs(model="m"))
         if refused and dtype == "bfloat16":
             with pytest.raises(AcceleratorMismatch, match=f"NVIDIA X1: no kernels for compute capability {refused}"):
-                kernel_table(torch.device("cuda"), architecture, geometry, args)
+                kernel_table(found, architecture, geometry, args)
         else:
-            kernel_table(torch.device("cuda"), architecture, geometry, args)
+            kernel_table(found, architecture, geometry, args)
 
 
-def test_asking_for_a_gpu_that_is_not_there_is_a_mismatch(monkeypatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert select_device(EngineArgs(model="m"), rank=0).type == "cpu"
+def test_asking_for_a_gpu_that_is_not_there_is_a_mismatch() -> None:
+    assert select_device(EngineArgs(model="m"), rank=0, visible=0).type == "cpu"
     with pytest.raises(AcceleratorMismatch, match="0 can be seen") as caught:
-        select_device(EngineArgs(model="m", device="cuda"), rank=0)
+        select_device(EngineArgs(model="m", device="cuda"), rank=0, visible=0)
     assert caught.value.reason is TerminationReason.AcceleratorMismatch
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(AcceleratorMismatch, match="tensorParallelSize 4"):
-        select_device(EngineArgs(model="m", tensor_parallel_size=4), rank=0)
-    assert str(select_device(EngineArgs(model="m", tensor_parallel_size=2), rank=1)) == "cuda:1"
+        select_device(EngineArgs(model="m", tensor_parallel_size=4), rank=0, visible=2)
+    assert str(select_device(EngineArgs(model="m", tensor_parallel_size=2), rank=1, visible=2)) == "cuda:1"

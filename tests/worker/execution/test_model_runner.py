@@ -155,29 +155,33 @@ def test_greedy_tokens_and_logprobs_are_those_of_the_reference(served, driver_fo
         assert [t for t, _ in reported.top] == logprobs.topk(3).indices.tolist()
 
 
-def test_a_failed_step_fails_alone(served, driver_for, monkeypatch) -> None:
+def test_a_failed_step_fails_alone(served, driver_for) -> None:
     case = served("31B")
     runner, driver = case.replica.runner, driver_for(case.replica.geometry, case.replica.pool_bytes)
     batch = driver.batch(driver.share("r", case.prompts[0], samples=True))
-    with monkeypatch.context() as patch:
-        patch.setattr(runner.model, "forward", lambda *_, **__: (_ for _ in ()).throw(MemoryError("no room")))
-        pending = runner.execute(batch)
-        with pytest.raises(MemoryError, match="no room"):
-            pending.result()
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    failing = runner.model.register_forward_pre_hook(fail)
+    pending = runner.execute(batch)
+    with pytest.raises(MemoryError, match="no room"):
+        pending.result()
+    failing.remove()
     broken = dataclasses.replace(batch, token_ids=np.full_like(batch.token_ids, 1 << 20))
     with pytest.raises(InvalidInput, match="a token id outside"):
         runner.execute(broken).result()
     assert runner.execute(batch).result().token_ids[0] == int(case.expected[0][-1].argmax())
 
 
-def test_a_row_of_nan_is_marked_and_its_neighbours_are_right(served, driver_for, monkeypatch) -> None:
+def test_a_row_of_nan_is_marked_and_its_neighbours_are_right(served, driver_for) -> None:
     case = served("31B")
     runner, driver = case.replica.runner, driver_for(case.replica.geometry, case.replica.pool_bytes)
     shares = [driver.share(str(i), case.prompts[i], samples=True) for i in range(3)]
-    right = runner.model.head
-    with monkeypatch.context() as patch:
-        patch.setattr(runner.model, "head", lambda hidden: right(hidden).index_fill(0, torch.tensor([1]), torch.nan))
-        tokens = runner.execute(driver.batch(*shares)).result().token_ids
+    row = torch.tensor([1])
+    broken = runner.model.register_forward_hook(lambda _, __, hidden: hidden.index_fill(0, row, torch.nan))
+    tokens = runner.execute(driver.batch(*shares)).result().token_ids
+    broken.remove()
     expected = [int(logits[-1].argmax()) for logits in case.expected[:3]]
     assert tokens.tolist() == [expected[0], NOT_A_NUMBER, expected[2]]
 

@@ -13,7 +13,6 @@ from paged_projections import POOL, Projections, poisoned_cache, run_steps, tabl
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype
-from modelserve_worker.attention import paged_attention
 from modelserve_worker.attention.page_groups import page_groups
 from modelserve_worker.attention.paged_attention import PagedAttention
 
@@ -66,16 +65,18 @@ def test_sliding_pages_are_reused_in_place(small_architecture, geometry_of, driv
         torch.testing.assert_close(output.double(), projections.dense(name, layer), atol=1e-5, rtol=0)
 
 
-def test_many_passes_give_the_same(small_architecture, geometry_of, driver_for, monkeypatch) -> None:
+def test_many_passes_give_the_same(small_architecture, geometry_of, driver_for) -> None:
     """Small pass limits: keys in several passes, queries in several blocks, decodes in several groups."""
-    monkeypatch.setattr(paged_attention, "KEYS_PER_PASS", 128)
-    monkeypatch.setattr(paged_attention, "SCORES_PER_PASS", 4096)
+
+    class ManyPasses(PagedAttention):
+        keys_per_pass, scores_per_pass = 128, 4096
+
     architecture = small_architecture("12b", sliding_window=20)
     lengths = {f"r{i}": 150 + 37 * i for i in range(5)}
     projections = Projections(architecture, lengths)
     geometry = geometry_of(architecture)
     steps = [[(n, length - 3) for n, length in lengths.items()]] + [[(n, 1) for n in lengths]] * 3
-    outputs = run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), steps)
+    outputs = run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), steps, backend=ManyPasses)
     for (name, layer), output in outputs.items():
         torch.testing.assert_close(output.double(), projections.dense(name, layer), atol=1e-5, rtol=0)
 
@@ -112,42 +113,42 @@ def test_stamps_catch_a_wrong_page(small_architecture, geometry_of, driver_for) 
         run_steps(projections, cache, driver, [[("a", 1)]], tables=tables)
 
 
-def test_stamps_catch_an_early_overwrite(small_architecture, geometry_of, driver_for, monkeypatch) -> None:
+def test_stamps_catch_an_early_overwrite(small_architecture, geometry_of, driver_for) -> None:
     """A producer that writes its sliding rows before the layers that share them have read."""
     architecture = small_architecture("e4b", sliding_window=40)
     projections = Projections(architecture, {"a": 200})
     geometry = geometry_of(architecture)
-    original = PagedAttention.__init__
-
-    def eager(self, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        self._last_reader = {producer: producer for producer in self._last_reader}
-        self._fresh = KeepingDict()
 
     class KeepingDict(dict):
         def __delitem__(self, key) -> None:
             """Keep the fresh rows for the sharing layers: only the time of the write is wrong."""
 
-    monkeypatch.setattr(PagedAttention, "__init__", eager)
+    class Eager(PagedAttention):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            self._last_reader = {producer: producer for producer in self._last_reader}
+            self._fresh = KeepingDict()
+
+    cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
     with pytest.raises(AssertionError, match="may read positions"):
-        run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), [[("a", 90)], [("a", 90)]])
+        run_steps(projections, cache, driver, [[("a", 90)], [("a", 90)]], backend=Eager)
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
 @pytest.mark.parametrize("last", [1, 60])
-def test_stamps_catch_a_wrong_window(small_architecture, geometry_of, driver_for, monkeypatch, shift, last) -> None:
+def test_stamps_catch_a_wrong_window(small_architecture, geometry_of, driver_for, shift, last) -> None:
     architecture = small_architecture("31b", sliding_window=40)
     projections = Projections(architecture, {"a": 200})
     geometry = geometry_of(architecture)
-    original = PagedAttention.__init__
 
-    def shifted(self, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        self._window = geometry.window + shift
+    class Shifted(PagedAttention):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            self._window = geometry.window + shift
 
-    monkeypatch.setattr(PagedAttention, "__init__", shifted)
+    cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
     with pytest.raises(AssertionError, match=r"may read positions \d+\.\."):
-        run_steps(projections, poisoned_cache(geometry), driver_for(geometry, POOL), [[("a", 90)], [("a", last)]])
+        run_steps(projections, cache, driver, [[("a", 90)], [("a", last)]], backend=Shifted)
 
 
 def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architecture, geometry_of, driver_for) -> None:

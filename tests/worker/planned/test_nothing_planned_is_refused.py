@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -92,13 +91,12 @@ def start(
     with mock.patch.object(event_publisher, "EventPublisher"):
         event_publisher.event_publisher(args, {})
     check_ranks(args.tensor_parallel_size, machine=MACHINES[machine.cpus])
-    with _cuda(machine.gpu, args.tensor_parallel_size):
-        device = select_device(args, rank=0)
-        if machine.gpu is not None:
-            check_accelerator(args, machine.gpu)
-        computed = with_compute_dtype(architecture, args)
-        geometry = select_geometry(computed, args)
-        kernel_table(device, computed, geometry, args, stored)
+    select_device(args, rank=0, visible=args.tensor_parallel_size if machine.gpu is not None else 0)
+    if machine.gpu is not None:
+        check_accelerator(args, machine.gpu)
+    computed = with_compute_dtype(architecture, args)
+    geometry = select_geometry(computed, args)
+    kernel_table(machine.gpu, computed, geometry, args, stored)
     _made(computed, stored, args.tensor_parallel_size)
     longest = computed.max_position_embeddings
     drafts = args.speculative
@@ -110,20 +108,6 @@ def start(
     length = negotiate_model_len(computed, geometry, args, pool_bytes=pool_bytes)
     assert length == args.max_model_len, "as planned"
     KVCache(geometry, pool_bytes, device=torch.device("meta"))
-
-
-@contextmanager
-def _cuda(gpu: DeviceFacts | None, count: int) -> Iterator[None]:
-    """As many GPUs as the pod asked for."""
-    if gpu is None:
-        yield
-        return
-    with (
-        mock.patch("torch.cuda.device_count", return_value=count),
-        mock.patch("torch.cuda.get_device_capability", return_value=gpu.compute_capability),
-        mock.patch("torch.cuda.get_device_name", return_value=gpu.name),
-    ):
-        yield
 
 
 @lru_cache(maxsize=512)

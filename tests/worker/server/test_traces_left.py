@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -116,10 +119,9 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (line["path"], line["status"], line["request_id"], line["prompt_tokens"]) == ('/a"\n', 200, "abc-1", 3)
 
 
-def test_refusals_are_told_at_a_bounded_rate(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = AccessLog("text")
+def test_refusals_are_told_at_a_bounded_rate(lines: Lines) -> None:
     now = 1000.0
-    monkeypatch.setattr(access_log, "_now", lambda: now)
+    log = AccessLog("text", lambda: now)
     for _ in range(1000):
         log.write(_context(), method="GET", path="/x", status=429)
     log.write(_context(), method="GET", path="/x\n", status=200)
@@ -130,13 +132,11 @@ def test_refusals_are_told_at_a_bounded_rate(lines: Lines, monkeypatch: pytest.M
     assert "kept_back=880" in lines(122)[-1]
 
 
-def test_the_parts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = WorkerMetrics("tiny")
+def test_the_parts_of_a_request_are_timed() -> None:
+    metrics = WorkerMetrics("tiny", iter((103.0, 107.0)).__next__)
     timer = metrics.start_request(5, arrival_s=100.0)
-    monkeypatch.setattr("modelserve_worker.metrics.time.monotonic", lambda: 103.0)
     timer.admitted(101.0)
     timer.tokens(1)
-    monkeypatch.setattr("modelserve_worker.metrics.time.monotonic", lambda: 107.0)
     timer.tokens(1)
     timer.finish(FinishReason.STOP)
     sums = {
@@ -154,13 +154,12 @@ def test_the_parts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> No
     assert seconds == {"decode": 0.25, "mixed": 0.5, "prefill": 0.125}
 
 
-def test_tokens_of_one_event_count_as_often_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_one_event_count_as_often_as_they_are() -> None:
     """The histogram of waits between tokens says what prometheus_client's own would say."""
-    metrics = WorkerMetrics("tiny")
+    now = 9.0
+    metrics = WorkerMetrics("tiny", lambda: now)
     theirs = Histogram("theirs", "", ["model_name"], buckets=_TOKEN_SECONDS, registry=None).labels("tiny")
     timer = metrics.start_request(5, arrival_s=0.0)
-    now = 9.0
-    monkeypatch.setattr("modelserve_worker.metrics.time.monotonic", lambda: now)
     timer.tokens(3)  # the first of an answer follow no other
     for wait, tokens in [(0.0, 1), (1 / 64, 1), (1 / 32, 2), (0.5, 4), (80.0, 1), (81.0, 1), (1.0, 1), (1.0, 0)]:
         now += wait
@@ -209,10 +208,16 @@ async def test_a_span_tells_a_request_to_its_caller() -> None:
     assert span.attributes["http.response.status_code"] == 200
 
 
-def test_without_the_library_the_log_says_what_to_install(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_the_log_says_what_to_install(tmp_path: Path) -> None:
     assert Tracing.from_environment({}, "tiny") is None
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert Tracing.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, "tiny") is None
-    assert "install modelserve[worker,otel], or unset OTEL_EXPORTER_OTLP_ENDPOINT" in caplog.text
+    (tmp_path / "opentelemetry.py").write_text("raise ImportError")  # found before the installed one
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318",
+    }
+    asked = f"import os; from {Tracing.__module__} import Tracing; print(Tracing.from_environment(os.environ, 'tiny'))"
+    ended = subprocess.run(
+        [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout == "None\n"
+    assert "install modelserve[worker,otel], or unset OTEL_EXPORTER_OTLP_ENDPOINT" in ended.stderr

@@ -35,6 +35,8 @@ V is in the order of `v_only_columns`, and so is K.
 class PagedAttention:
     """The attention backend of one step; build one per step, call `attend` once per layer in model order."""
 
+    keys_per_pass, scores_per_pass = KEYS_PER_PASS, SCORES_PER_PASS
+
     def __init__(
         self,
         batch: ScheduledBatch,
@@ -139,15 +141,15 @@ class PagedAttention:
         page_tokens = self._cache.geometry.page(kind).page_tokens
         for group in self._step.groups[kind]:
             keys = (group.table.shape[1] * page_tokens + group.num_rows) * group.num_rows
-            yield from group.parts(max(1, KEYS_PER_PASS // keys))
+            yield from group.parts(max(1, self.keys_per_pass // keys))
 
     def _global_group(self, layer: int, producer: int, group: SegmentGroup, q: Tensor) -> Tensor:
         """q [B, n, Hq, D]. Keys in passes, expanded once each; within a pass the queries in blocks of bounded
         scores."""
         page = self._cache.geometry.global_page
-        step = KEYS_PER_PASS // page.page_tokens  # only the table of a group of one segment may be wider
+        step = self.keys_per_pass // page.page_tokens  # only the table of a group of one segment may be wider
         width, length = group.table.shape[1], group.num_rows
-        rows = max(1, SCORES_PER_PASS // (len(q) * q.shape[2] * min(KEYS_PER_PASS, width * page.page_tokens)))
+        rows = max(1, self.scores_per_pass // (len(q) * q.shape[2] * min(self.keys_per_pass, width * page.page_tokens)))
         blocks = [slice(i, min(i + rows, length)) for i in range(0, length, rows)]
         softmaxes = [SoftmaxAccumulator(q[:, block], kv_heads=page.planes[0].heads) for block in blocks]
         audits = [self._audits(layer, producer, group, block, window=None) for block in blocks]
@@ -198,7 +200,7 @@ class PagedAttention:
         at = torch.cat((old.masked_fill(~readable, -1), group.positions), dim=1)
         visible = group.last_seen
         ahead = 0 if group.visible is None else int((visible - group.positions).max())
-        rows = _band_rows(q.shape[2], window + ahead, length) if group.alone else length
+        rows = _band_rows(q.shape[2], window + ahead, length, self.scores_per_pass) if group.alone else length
         outputs, audits = [], []
         for first in range(0, length, rows):
             block = slice(first, min(first + rows, length))
@@ -257,9 +259,9 @@ def check_audits(audits: Sequence[Sequence[ReadAudit]]) -> None:
         audit.check()
 
 
-def _band_rows(query_heads: int, window: int, length: int) -> int:
-    """Query rows r of one band with r * (window + r) * heads scores within SCORES_PER_PASS, at most `length`."""
+def _band_rows(query_heads: int, window: int, length: int, most_scores: int) -> int:
+    """Query rows r of one band with r * (window + r) * heads scores within `most_scores`, at most `length`."""
     rows = length
-    while rows > 1 and rows * (window + rows) * query_heads > SCORES_PER_PASS:
+    while rows > 1 and rows * (window + rows) * query_heads > most_scores:
         rows = (rows + 1) // 2
     return rows

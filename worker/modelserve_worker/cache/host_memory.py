@@ -40,7 +40,8 @@ class HostMemory:
         self._lock = threading.Lock()
         self._listener: Callable[[HostProgress], None] | None = None
         device = cache.arena.device
-        lane, self._start = (StreamLane, copy_on_stream) if device.type == "cuda" else (Lane, copy_at_once)
+        self._on_gpu = device.type == "cuda"
+        lane = StreamLane if self._on_gpu else Lane
         self._stores = lane("stores", device, lambda copies: self._copy(copies, to_host=True), self._stored)
         self._loads = lane("loads", device, lambda copies: self._copy(copies, to_host=False), self._loaded)
         self._fault: EngineDead | None = None
@@ -109,7 +110,11 @@ class HostMemory:
                 if self._cache.stamps is not None:
                     self._carry_stamps(kind, rows.tolist(), of_kind[:, 1].tolist(), to_host=to_host)
         pool, host, sizes = np.concatenate(places, axis=1)
-        self._start(Stretches(host, pool, sizes) if to_host else Stretches(pool, host, sizes))
+        self.copy(Stretches(host, pool, sizes) if to_host else Stretches(pool, host, sizes))
+
+    def copy(self, stretches: Stretches) -> None:
+        """Start all copies of a step with one call, on a GPU on the current stream."""
+        (copy_on_stream if self._on_gpu else copy_at_once)(stretches)
 
     def _stretches(self, kind: LayerKind, rows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Addresses in the pool, in host memory, and bytes, [3, n], of pages in these rows of the pool's view and these

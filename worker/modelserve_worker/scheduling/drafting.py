@@ -28,7 +28,6 @@ from modelserve_worker.scheduling.stats import TimedStep
 
 LOW_ACCEPTANCE = 0.05
 LOW_FOR_S = 120.0
-LEAST_PROPOSALS = 200  # in that time; fewer say nothing
 _DECAY = 0.9  # of what a proposal of a request still counts when its next one is judged
 _COMMON_DECAY = 0.998  # the same of everybody's
 _COMMON_PRIOR = 0.5, 4.0  # the chance while nothing is known, and the proposals that this counts for
@@ -46,6 +45,8 @@ class Drafting:
 
     `costs` None: as many as are proposed. `asked`: how many of them it makes only when it is asked for.
     """
+
+    least_proposals = 200  # in LOW_FOR_S; fewer say nothing
 
     def __init__(
         self, most: int, slots: int, costs: StepCosts | None = None, now: Callable[[], float] = time.monotonic,
@@ -197,7 +198,7 @@ class Drafting:
         self.proposals_judged_total += judged
         self._judged += judged
         self._judged_right += int(np.count_nonzero(right[:, 0]))
-        if self._judged >= LEAST_PROPOSALS and self._now() - self._judged_since >= LOW_FOR_S:
+        if self._judged >= self.least_proposals and self._now() - self._judged_since >= LOW_FOR_S:
             self._watch()
 
     def _watch(self) -> None:

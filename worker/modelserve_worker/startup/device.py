@@ -15,25 +15,26 @@ from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, 
 from modelserve_worker.startup.accelerator_check import AcceleratorMismatch, DeviceFacts
 
 
-def select_device(args: EngineArgs, *, rank: int) -> torch.device:
-    """Device of one rank: GPU number `rank`, or the CPU. `auto` takes GPUs where there are any.
+def select_device(args: EngineArgs, *, rank: int, visible: int) -> torch.device:
+    """Device of one rank: of `visible` GPUs number `rank`, or the CPU. `auto` takes GPUs where there are any.
 
     Raises AcceleratorMismatch when GPUs are asked for and there are none, or fewer than ranks.
     """
-    count = torch.cuda.device_count() if args.device != "cpu" else 0
-    if args.device == "cpu" or (args.device == "auto" and count == 0):
+    if args.device == "cpu" or (args.device == "auto" and visible == 0):
         return torch.device("cpu")
-    if count < args.tensor_parallel_size:
+    if visible < args.tensor_parallel_size:
         raise AcceleratorMismatch(
-            f"tensorParallelSize {args.tensor_parallel_size} needs as many CUDA devices and {count} can be seen; "
+            f"tensorParallelSize {args.tensor_parallel_size} needs as many CUDA devices and {visible} can be seen; "
             "lower it, give the container more GPUs, or set device to cpu",
             field="device",
         )
     return torch.device("cuda", rank)
 
 
-def device_facts(device: torch.device) -> DeviceFacts:
-    """What the driver says of a GPU."""
+def device_facts(device: torch.device) -> DeviceFacts | None:
+    """What the driver says of a GPU; None of a CPU."""
+    if device.type != "cuda":
+        return None
     properties = torch.cuda.get_device_properties(device)
     return DeviceFacts(properties.name, properties.total_memory, (properties.major, properties.minor))
 
@@ -62,39 +63,36 @@ def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheG
 
 
 def kernel_table(
-    device: torch.device,
+    found: DeviceFacts | None,
     architecture: ModelArchitecture,
     geometry: CacheGeometry,
     args: EngineArgs,
     weight_format: WeightFormat | None = None,
 ) -> KernelTable:
-    """What runs where: decided here, once, for all of a rank.
+    """What runs where, on the GPU that was found or, without one, on the CPU: decided here, once, for all of a rank.
 
     Raises AcceleratorMismatch for a GPU that no kernels are for, and for a format that it does not compute with (the
     CPU converts all formats), InvalidInput for a profile that is not there.
     """
-    gpu = None
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        gpu = 10 * major + minor
-        _check_formats(device, (major, minor), architecture, geometry)
     formats = Formats(weight_format, geometry.dtype, geometry.layout)
+    if found is None:
+        return resolve(None, architecture, formats, args.profile, ranks=args.tensor_parallel_size)
+    _check_formats(found, architecture, geometry)
+    major, minor = found.compute_capability
     try:
-        return resolve(gpu, architecture, formats, args.profile, ranks=args.tensor_parallel_size)
+        return resolve(10 * major + minor, architecture, formats, args.profile, ranks=args.tensor_parallel_size)
     except UnknownGenerationError as error:
-        raise AcceleratorMismatch(f"{torch.cuda.get_device_name(device)}: {error}") from error
+        raise AcceleratorMismatch(f"{found.name}: {error}") from error
 
 
-def _check_formats(
-    device: torch.device, capability: tuple[int, int], architecture: ModelArchitecture, geometry: CacheGeometry
-) -> None:
+def _check_formats(found: DeviceFacts, architecture: ModelArchitecture, geometry: CacheGeometry) -> None:
     for needed, used, remedy in (
         (BFLOAT16_CAPABILITY, architecture.dtype == "bfloat16", "dtype float32"),
         (FP8_E4M3_CAPABILITY, geometry.dtype is KVCacheDtype.FP8_E4M3, "kvCacheDtype int8 or fp8_e5m2"),
     ):
-        if used and capability < needed:
+        if used and found.compute_capability < needed:
             raise AcceleratorMismatch(
-                f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; "
+                f"{found.name} has compute capability {'.'.join(map(str, found.compute_capability))}; "
                 f"{'bfloat16' if needed == BFLOAT16_CAPABILITY else 'fp8_e4m3'} needs {needed[0]}.{needed[1]}: "
                 f"use {remedy}"
             )

@@ -89,14 +89,16 @@ def start_rank(
     kernel can be neither found nor compiled.
     """
     phases = Phases()
-    device = select_device(args, rank=rank)
-    if device.type == "cuda":
-        check_accelerator(args, device_facts(device))
+    visible = 0 if args.device == "cpu" else torch.cuda.device_count()
+    device = select_device(args, rank=rank, visible=visible)
+    found = device_facts(device)
+    if found is not None:
+        check_accelerator(args, found)
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
     weight_format = read_weight_format(directory)
     geometry = select_geometry(architecture, args)
-    table = kernel_table(device, architecture, geometry, args, weight_format)
+    table = kernel_table(found, architecture, geometry, args, weight_format)
     used_before = 0
     if device.type == "cuda":
         used_before = used_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -220,7 +222,7 @@ def _join(
         device=device,
         capability=table.capability if table.sums_through_peers else None,
         peer_layout=peer_rows_layout(architecture, **sizes),
-        environment=communicator_bounds(args, device_facts(device)) if device.type == "cuda" else None,
+        environment=None if (found := device_facts(device)) is None else communicator_bounds(args, found),
     )
     parallel = replace(joined, exact=table.profile == "exact")
     if probe is not None and parallel.size > 1:

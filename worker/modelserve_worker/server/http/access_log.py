@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from modelserve_worker.server.http.request_context import RequestContext
@@ -15,15 +16,14 @@ AccessLogFormat = Literal["text", "json", "off"]
 _QUIET = frozenset({"/health", "/ready", "/metrics", "/ping", "/load"})  # asked every few seconds, and nobody's request
 _REFUSALS_PER_MINUTE = 120  # of one status; a client that is turned away may ask again at once
 
-_now = time.monotonic
 log = logging.getLogger("modelserve_worker.access")
 
 
 class AccessLog:
     """Writes to the logger modelserve_worker.access. JSON goes to standard error alone, without a prefix."""
 
-    def __init__(self, form: AccessLogFormat) -> None:
-        self._form = form
+    def __init__(self, form: AccessLogFormat, clock: Callable[[], float] = time.monotonic) -> None:
+        self._form, self._clock = form, clock
         self._minutes: dict[int, tuple[float, int]] = {}  # by status: begin of the minute, refusals in it
         if form == "json" and not log.handlers:
             handler = logging.StreamHandler(sys.stderr)
@@ -49,7 +49,7 @@ class AccessLog:
 
     def _count(self, status: int) -> tuple[bool, int]:
         """Whether one more refusal is told, and how many were not in the minute before."""
-        now = _now()
+        now = self._clock()
         begun, count = self._minutes.get(status, (now, 0))
         kept_back = 0
         if now - begun >= 60:
