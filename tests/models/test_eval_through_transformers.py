@@ -43,16 +43,13 @@ def program() -> ModuleType:
     return module
 
 
-def test_both_ways_mark_the_exercises_of_modelserve_eval(
-    program: ModuleType, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_ways_mark_the_exercises_of_modelserve_eval(program: ModuleType, checkpoint: Path, tmp_path: Path) -> None:
     """Groups of two, so that cells end in part of one."""
-    monkeypatch.setattr(program, "GROUP", 2)
     reports = []
     for way in ("transformers", "engine"):
         path = tmp_path / f"{way}.json"
         flags = ["--checkpoint", str(checkpoint), "--logits-of", way, "--dtype", "float32", "--json", str(path)]
-        assert program.main([*flags, *FLAGS]) == 0
+        assert program.main([*flags, *FLAGS, "--group", "2"]) == 0
         reports.append(read_report(path))
     arithmetic, recall, too_far = reports[0].cells
     assert (len(arithmetic.outcomes), len(recall.outcomes), too_far.outcomes) == (3, 5, "")
@@ -62,9 +59,7 @@ def test_both_ways_mark_the_exercises_of_modelserve_eval(
     assert [(cell.pairs, cell.gained, cell.lost) for cell in comparison.cells] == [(3, 0, 0), (5, 0, 0)]
 
 
-def test_outcomes_stand_in_the_order_of_the_exercises(
-    program: ModuleType, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_stand_in_the_order_of_the_exercises(program: ModuleType, checkpoint: Path, tmp_path: Path) -> None:
     """A model that knows every answer, and in place of each third one says another last token."""
     asked = 0
 
@@ -78,13 +73,12 @@ def test_outcomes_stand_in_the_order_of_the_exercises(
             rows.append(functional.one_hot(said, 2048).float())
         return rows
 
-    monkeypatch.setattr(program, "GROUP", 2)
-    monkeypatch.setattr(program, "open_logits", lambda directory, options: (logits, "a test"))
+    source = lambda directory, options: (logits, "a test")  # noqa: E731
     path = tmp_path / "report.json"
-    flags = ["--checkpoint", str(checkpoint), "--json", str(path), "--skills", "arithmetic", "--n", "5"]
-    assert program.main([*flags, "--at-least", "80"]) == 0
+    flags = ["--checkpoint", str(checkpoint), "--json", str(path), "--skills", "arithmetic", "--n", "5", "--group", "2"]
+    assert program.main([*flags, "--at-least", "80"], source) == 0
     assert read_report(path).cells[0].outcomes == "11011"
-    assert program.main([*flags, "--at-least", "81"]) == 1
+    assert program.main([*flags, "--at-least", "81"], source) == 1
 
 
 def test_several_checkpoints_write_several_files(program: ModuleType) -> None:

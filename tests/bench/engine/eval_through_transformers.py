@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +39,6 @@ from modelserve_tools.evaluation.cells import Cell, fingerprint
 from modelserve_tools.evaluation.report import RIGHT, WRONG, CellResult, Report, report_table
 from modelserve_tools.evaluation.skills import exercise
 
-GROUP = 64  # exercises whose logits are held at a time
-
 
 class DistanceTooFarError(ValueError):
     """The skill has no exercise at this distance; the text says why."""
@@ -60,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kv-cache-layout", type=KVCacheLayout, choices=[*KVCacheLayout], help="engine only")
     made.add_argument("--chunk", type=int, default=2048, help="engine only: tokens of a step")
     made.add_argument("--max-num-seqs", type=int, default=16, help="engine only: conversations at a time")
+    made.add_argument("--group", type=int, default=64, help="exercises whose logits are held at a time")
     return made
 
 
@@ -85,16 +84,16 @@ def open_logits(directory: Path, options: argparse.Namespace) -> tuple[AnswerLog
     return engine, f"the engine's paged path, {options.dtype}, {kept} rows, {options.device}"
 
 
-def groups(renderer: Renderer, cell: Cell, *, seed: int) -> Iterator[list[Rendered]]:
-    """The cell's exercises in order, GROUP at a time; the next group is rendered while the caller is busy.
+def groups(renderer: Renderer, cell: Cell, *, seed: int, group: int) -> Iterator[list[Rendered]]:
+    """The cell's exercises in order, `group` at a time; the next group is rendered while the caller is busy.
 
     Raises DistanceTooFarError.
     """
-    starts = range(0, cell.n, GROUP)
+    starts = range(0, cell.n, group)
 
     def render(start: int) -> list[Rendered]:
         try:
-            return render_cell(renderer, replace(cell, n=min(GROUP, cell.n - start)), seed=seed, first=start)
+            return render_cell(renderer, replace(cell, n=min(group, cell.n - start)), seed=seed, first=start)
         except ValueError as error:
             raise DistanceTooFarError(str(error)) from error
 
@@ -102,17 +101,17 @@ def groups(renderer: Renderer, cell: Cell, *, seed: int) -> Iterator[list[Render
         following = ahead.submit(render, 0)
         for start in starts:
             ready = following.result()
-            if start + GROUP < cell.n:
-                following = ahead.submit(render, start + GROUP)
+            if start + group < cell.n:
+                following = ahead.submit(render, start + group)
             yield ready
 
 
-def measure(logits: AnswerLogits, renderer: Renderer, cell: Cell, *, seed: int) -> CellResult:
+def measure(logits: AnswerLogits, renderer: Renderer, cell: Cell, *, seed: int, group: int) -> CellResult:
     """Every exercise of the cell. A cell whose distance no exercise can bridge is skipped, as modelserve-eval does."""
     began = time.monotonic()
     outcomes = ""
     try:
-        for asked in groups(renderer, cell, seed=seed):
+        for asked in groups(renderer, cell, seed=seed, group=group):
             rights = (is_exact(rendered, rows) for rendered, rows in zip(asked, logits(asked), strict=True))
             outcomes += "".join(RIGHT if right else WRONG for right in rights)
     except DistanceTooFarError as error:
@@ -142,15 +141,20 @@ def report_path(named: Path, directory: Path, *, alone: bool) -> Path:
     return named if alone else named.with_name(f"{named.stem}-{directory.name}{named.suffix}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+Source = Callable[[Path, argparse.Namespace], tuple[AnswerLogits, str]]
+
+
+def main(argv: Sequence[str] | None = None, source: Source = open_logits) -> int:
     """Print a table per checkpoint; 1 when a cell is below --at-least."""
     options, rest = parser().parse_known_args(argv)
     flags = exercise_flags(rest)
     below = False
     for directory in options.checkpoint:
-        logits, how = open_logits(directory, options)
+        logits, how = source(directory, options)
         renderer = checkpoint_renderer(directory)
-        measured = tuple(measure(logits, renderer, cell, seed=flags.seed) for cell in eval_flags.cells(flags))
+        measured = tuple(
+            measure(logits, renderer, cell, seed=flags.seed, group=options.group) for cell in eval_flags.cells(flags)
+        )
         report = Report(base_url=how, model=directory.name, complete=True, cells=measured)
         print(report_table(report), end="\n\n", flush=True)
         if options.json:
