@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,22 +16,26 @@ from modelserve.model.checkpoint_files import (
     INDEX_FILE,
     TensorEntry,
     read_header,
-    read_index,
     read_json_object,
     weight_files,
 )
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
-from modelserve.model.quantization_config import stated_format
-from modelserve.model.weight_format import BFLOAT16, FLOAT32, StoredType, TextLinear, WeightFormat, dense_format
+from modelserve.model.quantization.config import read_config, stated_format, unused_parts
+from modelserve.model.quantization.files import as_files_hold
+from modelserve.model.weight_format import BFLOAT16, FLOAT32, StoredType, WeightFormat, dense_format
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import Speculation
 
 EMBEDDING_SUFFIX = "embed_tokens.weight"
 _FORMATS = {"BF16": BFLOAT16, "F32": FLOAT32}
-_QUANTISED_DTYPES = {StoredType.INT4: "I32", StoredType.INT8: "I8", StoredType.FP8: "F8_E4M3", StoredType.NVFP4: "U8"}
+_QUANTISED_DTYPES = {  # of the packed weights
+    StoredType.INT4: ("I32",),
+    StoredType.INT8: ("I8", "I32"),
+    StoredType.FP8: ("F8_E4M3",),
+    StoredType.NVFP4: ("U8",),
+}
 _TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
-_DENSE_EXPERTS = {TextLinear.EXPERT_GATE_UP: ".experts.gate_up_proj", TextLinear.EXPERT_DOWN: ".experts.down_proj"}
 
 
 def read_architecture(directory: Path) -> ModelArchitecture:
@@ -89,24 +92,23 @@ def read_rank_settings(
 def read_weight_format(directory: Path) -> WeightFormat:
     """Storage format as `directory`/config.json states it. Raises InvalidInput or UnsupportedModel.
 
-    Where there are weight files, their names say whether experts are quantised: tools that quantise modules of class
-    Linear leave fused experts as they are, and the config does not tell.
+    Where there are weight files, their headers say what of it the config does not (`quantization.files`).
     """
-    config = read_json_object(directory / CONFIG_FILE)
+    config = read_config(directory)
     architecture = ModelArchitecture.from_config(config)
     stated = stated_format(config, architecture)
     if stated is None:
         return dense_format(architecture.dtype)
-    if not architecture.num_experts or not any(directory.glob("*.safetensors")):
+    if not any(directory.glob("*.safetensors")):
         return stated
-    names = read_index(directory) or {entry.name for path in weight_files(directory) for entry in read_header(path)}
-    return _as_the_files_hold_experts(stated, names)
+    return as_files_hold(
+        stated, architecture, (entry for path in weight_files(directory) for entry in read_header(path))
+    )
 
 
-def _as_the_files_hold_experts(stated: WeightFormat, names: Iterable[str]) -> WeightFormat:
-    suffixes = {suffix: linear for linear, suffix in _DENSE_EXPERTS.items()}
-    dense = {suffixes[suffix] for name in names for suffix in suffixes if name.endswith(suffix)}
-    return stated.model_copy(update={"dense": tuple(each for each in TextLinear if each in {*stated.dense, *dense})})
+def read_unused_parts(directory: Path) -> tuple[str, ...]:
+    """What `directory`/config.json states of its quantisation that is not used, a sentence each. Raises as above."""
+    return tuple(unused_parts(read_config(directory), read_weight_format(directory)))
 
 
 def inspect_checkpoint(directory: Path) -> ModelFacts:
@@ -114,7 +116,7 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
 
     Raises InvalidInput for missing, broken or contradicting files, UnsupportedModel for another model or weight format.
     """
-    config = read_json_object(directory / CONFIG_FILE)
+    config = read_config(directory)
     architecture = ModelArchitecture.from_config(config)
     stated = stated_format(config, architecture)
     files = weight_files(directory)
@@ -123,7 +125,7 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
     return ModelFacts(
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
-        format=_storage_format(tensors, stated),
+        format=_storage_format(architecture, tensors, stated),
         identity=_identity(directory, files),
     )
 
@@ -147,7 +149,9 @@ def _check_embedding(tensors: dict[str, TensorEntry], architecture: ModelArchite
         raise InvalidInput(f"{found} has shape {list(tensors[found].shape)}; {CONFIG_FILE} says {expected}")
 
 
-def _storage_format(tensors: dict[str, TensorEntry], stated: WeightFormat | None) -> WeightFormat:
+def _storage_format(
+    architecture: ModelArchitecture, tensors: dict[str, TensorEntry], stated: WeightFormat | None
+) -> WeightFormat:
     """The dtype that most bytes of the text tensors have; a quantised checkpoint must hold what its config states."""
     held: Counter[str] = Counter()
     for name, entry in tensors.items():
@@ -155,9 +159,11 @@ def _storage_format(tensors: dict[str, TensorEntry], stated: WeightFormat | None
             held[entry.dtype] += entry.end - entry.start
     if stated is not None:
         packed = _QUANTISED_DTYPES[stated.stored]
-        if not held[packed]:
-            raise InvalidInput(f"{CONFIG_FILE} states {stated} weights, but the files hold no {packed} tensor")
-        return _as_the_files_hold_experts(stated, tensors)
+        if not any(held[dtype] for dtype in packed):
+            raise InvalidInput(
+                f"{CONFIG_FILE} states {stated} weights, but the files hold no {' or '.join(packed)} tensor"
+            )
+        return as_files_hold(stated, architecture, tensors.values())
     dtype = held.most_common(1)[0][0]
     if dtype not in _FORMATS:
         raise UnsupportedModel(f"the weights are stored as {dtype}; this release serves {', '.join(_FORMATS)}")

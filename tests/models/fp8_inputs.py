@@ -27,7 +27,7 @@ from torch import Tensor
 
 from modelserve_tools.evaluation.cells import Cell
 from modelserve_worker.kernels.products.fp8_linear import e4m3_precision
-from modelserve_worker.layers.stored_matrix import Fp8Matrix
+from modelserve_worker.layers.stored.fp8 import Fp8Matrix
 
 MODELS = ("gemma4-tiny-keqv", "gemma4-tiny-ple")
 SKILLS = (("facts", None), ("tool_call", None), ("copying", None), ("lookback", None))

@@ -3,7 +3,8 @@
     PYTHONPATH=operator:worker python tests/models/quantise.py MODEL --format int4_g32 --output DIR
 
 Round to nearest, no data. The layouts are compressed-tensors': pack-quantized INT4 as google/gemma-4-*-it-qat-w4a16-ct
-and cyankiwi's AWQ-4bit have it, float-quantized FP8 as RedHatAI's FP8-dynamic and FP8-block have it.
+and cyankiwi's AWQ-4bit have it, float-quantized FP8 as RedHatAI's FP8-dynamic and FP8-block have it, INT8, and
+nvfp4-pack-quantized; ModelOpt's NVFP4; transformers' FP8 in blocks; GPTQ's, of both versions, and AWQ's.
 """
 
 from __future__ import annotations
@@ -17,20 +18,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quantised_layouts import GPTQ, matrix_tensors
 from safetensors.torch import load_file
 from torch import Tensor
 
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.quantization_config import modules
-from modelserve.model.weight_format import FP8_BLOCK, StoredType, TextLinear, WeightFormat
+from modelserve.model.quantization.linears import modules
+from modelserve.model.weight_format import FP8_BLOCK, Layout, ScaleType, StoredType, TextLinear, WeightFormat
 from modelserve_tools.tiny.weights import PREFIX, save_weights
 
 ALWAYS_IGNORED = ["lm_head", "re:.*embed.*", "re:.*router.*", "re:.*vision_tower.*", "re:.*audio_tower.*"]
-FP8_LARGEST = 448.0
 
 
-def int4(group_size: int, **settings: bool) -> WeightFormat:
+def int4(group_size: int, **settings: Any) -> WeightFormat:
     return WeightFormat(stored=StoredType.INT4, scales="group", group_size=group_size, **settings)
+
+
+def int8(group_size: int | None = None, **settings: Any) -> WeightFormat:
+    scales = "channel" if group_size is None else "group"
+    return WeightFormat(stored=StoredType.INT8, scales=scales, group_size=group_size, **settings)
+
+
+def nvfp4(layout: Layout) -> WeightFormat:
+    return WeightFormat(stored=StoredType.NVFP4, scales="group", group_size=16, layout=layout)
+
+
+_HALF: dict[str, Any] = {"scale_type": ScaleType.FLOAT16}
 
 
 FORMATS = {
@@ -45,57 +58,20 @@ FORMATS = {
     **{
         f"fp8_{scales}": WeightFormat(stored=StoredType.FP8, scales=scales) for scales in ("channel", "tensor", "block")
     },
+    "fp8_block_inv": WeightFormat(stored=StoredType.FP8, scales="block", layout=Layout.BLOCK_FP8),
+    "int8_channel": int8(),
+    "int8_g32": int8(32),
+    "int8_channel_packed": int8(layout=Layout.PACKED_INT8),
+    "nvfp4": nvfp4(Layout.COMPRESSED_TENSORS),
+    "nvfp4_modelopt": nvfp4(Layout.MODELOPT),
+    "gptq_g32": int4(32, layout=Layout.GPTQ, **_HALF),
+    "gptq_g32_asym": int4(32, layout=Layout.GPTQ, symmetric=False, **_HALF),
+    "gptq_g32_desc_act": int4(32, layout=Layout.GPTQ, activation_order=True, **_HALF),
+    "gptq_v2_g32_asym": int4(32, layout=Layout.GPTQ_V2, symmetric=False, **_HALF),
+    "gptq_8bit_g32": int8(32, layout=Layout.GPTQ, **_HALF),
+    "gptq_8bit": int8(layout=Layout.GPTQ_V2),
+    "awq_g32": int4(32, layout=Layout.AWQ, symmetric=False, **_HALF),
 }
-
-
-def pack(nibbles: Tensor) -> Tensor:
-    """0..15 [N, K] -> int32 [N, K / 8], the first of eight in the lowest bits."""
-    shifts = torch.arange(0, 32, 4)
-    words = (nibbles.view(nibbles.shape[0], -1, 8).long() << shifts).sum(dim=-1)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-
-
-def int4_tensors(weight: Tensor, stored: WeightFormat, order: Tensor) -> dict[str, Tensor]:
-    """Tensors of one matrix [N, K] by what follows `weight_`. `order` [K]: columns of the first group, then others."""
-    rows, columns = weight.shape
-    size = stored.group_size or columns
-    index = torch.empty(columns, dtype=torch.int32)
-    index[order] = torch.arange(columns, dtype=torch.int32) // size
-    grouped = weight.double()[:, order].view(rows, -1, size)
-    if stored.symmetric:
-        scale = (grouped.abs().amax(-1) / 7.5).clamp(min=1e-8).to(torch.bfloat16)
-        zero = torch.full(scale.shape, 8)
-    else:
-        low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
-        scale = ((high - low) / 15).clamp(min=1e-8).to(torch.bfloat16)
-        zero = (-low / scale.double()).round().clamp(0, 15).long()
-    steps = ((grouped / scale.double().unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).long()
-    nibbles = torch.empty((rows, columns), dtype=torch.long)
-    nibbles[:, order] = steps.view(rows, columns)
-    tensors = {"packed": pack(nibbles), "scale": scale, "shape": torch.tensor([rows, columns])}
-    if not stored.symmetric:
-        tensors["zero_point"] = pack(zero.T.contiguous()).T.contiguous()
-    if stored.activation_order:
-        tensors["g_idx"] = index
-    return tensors
-
-
-def fp8_tensors(weight: Tensor, stored: WeightFormat) -> dict[str, Tensor]:
-    """Elements under the empty name, and their scale, of one matrix [N, K]."""
-    rows, columns = weight.shape
-    if stored.scales == "block":
-        padded = torch.nn.functional.pad(weight.double(), (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
-        blocks = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
-        scale = (blocks.abs().amax((1, 3)) / FP8_LARGEST).clamp(min=1e-8).to(torch.bfloat16)
-        spread = scale.double().repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)[:rows, :columns]
-    else:
-        largest = (
-            weight.double().abs().amax(1, keepdim=True) if stored.scales == "channel" else weight.double().abs().amax()
-        )
-        scale = (largest / FP8_LARGEST).clamp(min=1e-8).to(torch.bfloat16)
-        spread, scale = scale.double(), scale.view(-1, 1) if stored.scales == "channel" else scale.view(1)
-    elements = (weight.double() / spread).clamp(-FP8_LARGEST, FP8_LARGEST).float()
-    return {"": elements.to(torch.float8_e4m3fn), "scale": scale}
 
 
 def quantisable(architecture: ModelArchitecture, stored: WeightFormat) -> list[TextLinear]:
@@ -108,24 +84,51 @@ def quantisable(architecture: ModelArchitecture, stored: WeightFormat) -> list[T
         TextLinear.EXPERT_DOWN: (a.moe_intermediate_size,),
         TextLinear.LAYER_PROJECTION: (a.hidden_size_per_layer_input,),
     }
-    return [each for each in modules(a) if not any(k % size for k in inputs.get(each, (a.hidden_size,)))]
+    fitting = [each for each in modules(a) if not any(k % size for k in inputs.get(each, (a.hidden_size,)))]
+    within_layers = stored.layout in (*GPTQ, Layout.AWQ)
+    return [each for each in fitting if not within_layers or each is not TextLinear.MODEL_PROJECTION]
 
 
 def quantization_config(
     architecture: ModelArchitecture, stored: WeightFormat, dense: Sequence[TextLinear], *, rounds_inputs: bool = True
 ) -> dict[str, Any]:
-    """As tools write it, with the modules of `dense` in `ignore` by name."""
+    """As tools write it, with the modules of `dense` in `ignore` by name. GPTQ and AWQ name none of them."""
+    if stored.layout in (*GPTQ, Layout.AWQ):
+        size = stored.group_size or -1
+        if stored.layout is Layout.AWQ:
+            return {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": "gemm"}
+        return {
+            "quant_method": "gptq", "bits": 8 if stored.stored is StoredType.INT8 else 4, "group_size": size,
+            "sym": stored.symmetric, "desc_act": stored.activation_order, "checkpoint_format": str(stored.layout),
+        }  # fmt: skip
+    if stored.layout is Layout.BLOCK_FP8:
+        left = ["lm_head", *(name for each in dense for name in modules(architecture)[each])]
+        scheme = "dynamic" if rounds_inputs else None
+        config = {"quant_method": "fp8", "weight_block_size": [FP8_BLOCK, FP8_BLOCK], "modules_to_not_convert": left}
+        return config | ({"activation_scheme": scheme} if scheme else {})
+    if stored.layout is Layout.MODELOPT:
+        left = [
+            "lm_head",
+            "*router*",
+            "*embed*",
+            *(PREFIX + name for each in dense for name in modules(architecture)[each]),
+        ]
+        return {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": left}
+    layout, activations, weights = "pack-quantized", None, dict[str, Any]()
     if stored.stored is StoredType.INT4:
-        layout, weights = "pack-quantized", {
+        weights = {
             "num_bits": 4, "type": "int", "strategy": "group", "group_size": stored.group_size,
             "symmetric": stored.symmetric, "actorder": "group" if stored.activation_order else None,
         }  # fmt: skip
-        activations = None
+    elif stored.stored is StoredType.INT8:
+        layout = "pack-quantized" if stored.layout is Layout.PACKED_INT8 else "int-quantized"
+        weights = {"num_bits": 8, "type": "int", "strategy": stored.scales, "group_size": stored.group_size}
+    elif stored.stored is StoredType.NVFP4:
+        layout = "nvfp4-pack-quantized"
+        weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
     else:
-        layout, weights = (
-            "float-quantized",
-            {"num_bits": 8, "type": "float", "strategy": stored.scales, "symmetric": True},
-        )
+        layout = "float-quantized"
+        weights = {"num_bits": 8, "type": "float", "strategy": stored.scales, "symmetric": True}
         weights["block_structure"] = [FP8_BLOCK, FP8_BLOCK] if stored.scales == "block" else None
         rounded = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
         activations = rounded if rounds_inputs else None
@@ -159,10 +162,8 @@ def quantised_tensors(
             order = torch.arange(weight.shape[1])
             if stored.activation_order:  # what a matrix's inputs are ordered by is the same for all that share them
                 order = torch.randperm(weight.shape[1], generator=seeded)
-            made = (
-                int4_tensors(weight, stored, order) if stored.stored is StoredType.INT4 else fp8_tensors(weight, stored)
-            )
-            written |= {f"{name}.weight{'_' + part if part else ''}": tensor for part, tensor in made.items()}
+            made = matrix_tensors(weight, stored, order)
+            written |= {f"{name}{part}": tensor for part, tensor in made.items()}
     return _fuse_experts(written, architecture) if fused_experts else written
 
 

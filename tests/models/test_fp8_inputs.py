@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modelserve_tools.evaluation.cells import Cell
 from modelserve_worker.kernels.products.fp8_linear import e4m3_precision
-from modelserve_worker.layers.stored_matrix import Fp8Matrix
+from modelserve_worker.layers.stored.fp8 import Fp8Matrix
 
 MODEL = Path(__file__).parent / "gemma4-tiny-keqv"
 PLANTED, TOO_LARGE = 13, 19  # powers of two; 10^4 is what large models have in a few channels

@@ -14,7 +14,7 @@ from teacher_forcing import EngineLogits, TransformersLogits, checkpoint_rendere
 from modelserve.inspection import read_weight_format
 from modelserve.model.weight_format import TextLinear
 from modelserve_tools.evaluation.cells import Cell
-from modelserve_worker.layers.stored_matrix import Fp8Matrix
+from modelserve_worker.layers.stored.fp8 import Fp8Matrix
 
 sys.path.append(str(Path(__file__).parents[1] / "worker" / "model"))  # for those who are not run by pytest
 

@@ -160,7 +160,7 @@ class ModelArchitecture(BaseModel):
     def from_config(cls, config: Mapping[str, Any]) -> ModelArchitecture:
         """Read a parsed config.json (multimodal wrapper or bare text config).
 
-        How the weights are stored is read by `quantization_config.stated_format`. Raises UnsupportedModel for another
+        How the weights are stored is read by `quantization.config.stated_format`. Raises UnsupportedModel for another
         architecture, and for a setting that is not served; InvalidInput for missing or contradictory fields.
         """
         if not isinstance(config, Mapping):

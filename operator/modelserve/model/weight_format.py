@@ -50,6 +50,7 @@ class Layout(StrEnum):
     """By whose names and in whose order a checkpoint's tensors hold a quantised matrix; kernels do not see it."""
 
     COMPRESSED_TENSORS = "compressed-tensors"
+    PACKED_INT8 = "pack-quantized"  # compressed-tensors, INT8 in words
     MODELOPT = "modelopt"
     GPTQ = "gptq"  # words along the inputs; zero points are stored less one
     GPTQ_V2 = "gptq_v2"  # likewise, with zero points as they are

@@ -33,7 +33,8 @@ from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
-from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
+from modelserve_worker.layers.stored.matrix import StoredMatrix
+from modelserve_worker.layers.stored.stored_matrix import stored_matrix
 from modelserve_worker.step.sampler import draw_candidates
 from modelserve_worker.step.sampling_slots import SamplingSlots
 

@@ -25,7 +25,8 @@ from modelserve_worker.kernels.products.hopper import (
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.layers.placement import Placement
-from modelserve_worker.layers.stored_matrix import StoredMatrix, stored_matrix
+from modelserve_worker.layers.stored.matrix import StoredMatrix
+from modelserve_worker.layers.stored.stored_matrix import stored_matrix
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 

@@ -8,6 +8,7 @@ rounds them.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -47,15 +48,23 @@ CHANGES: dict[str, dict[str, int]] = {
 }
 GROUPS_OF_32 = ["int4_g32", "int4_g32_asym", "int4_g32_actorder", "int4_g32_asym_actorder"]
 FP8 = ["fp8_channel", "fp8_tensor", "fp8_block"]
+PACKED_OTHERWISE = ["gptq_g32", "gptq_g32_asym", "gptq_g32_desc_act", "gptq_v2_g32_asym", "awq_g32"]
+EIGHT_BITS = ["int8_channel", "int8_g32", "int8_channel_packed", "gptq_8bit_g32", "gptq_8bit"]
+NVFP4 = ["nvfp4", "nvfp4_modelopt"]
 CASES = [
     *(("31B", name) for name in (*GROUPS_OF_32, *FP8)),
+    *(("31B", name) for name in (*PACKED_OTHERWISE, *EIGHT_BITS, *NVFP4, "fp8_block_inv")),
     *(("E2B", name) for name in ("int4_g32", "int4_g32_asym_actorder", *FP8)),
+    *(("E2B", name) for name in ("awq_g32", "nvfp4_modelopt")),
     *(("26B-A4B", name) for name in ("int4_g32", "int4_g32_asym", "fused int4_g32", "fused int4_g32_asym", *FP8)),
+    *(("26B-A4B", name) for name in ("gptq_g32_asym", "awq_g32", "gptq_8bit_g32", "int8_channel_packed", *NVFP4)),
 ]
 CASES_OF_TWO_RANKS = [
     *(("31B", name) for name in ("int4_g32_asym", "fp8_tensor", "fp8_block")),
     *(("E2B", name) for name in ("int4_g32", "fp8_channel")),
     *(("26B-A4B", name) for name in ("int4_g32", "fused int4_g32_asym", "fp8_block")),
+    *(("31B", name) for name in ("gptq_g32_asym", "awq_g32", "gptq_8bit_g32", "nvfp4", "int8_channel_packed")),
+    *(("26B-A4B", name) for name in ("awq_g32", "nvfp4_modelopt")),
 ]
 Made = Callable[[str, str], Path]
 
@@ -95,12 +104,14 @@ def test_logits_are_those_of_the_dequantised_elements(variant: str, name: str, m
 
 def _reordered(name: str) -> float:
     """Sums over inputs in another order, which an activation order takes, are rounded otherwise in bfloat16."""
-    return 0.5 if "actorder" in name else 0.0
+    return 0.5 if name.endswith(("actorder", "desc_act")) else 0.0
 
 
 def test_quantising_changes_what_the_tolerance_can_see(made: Made) -> None:
     """Else the comparison above would pass for weights that were never quantised, or of another format."""
-    logits = [dense_logits(load_checkpoint(made("31B", name)), IDS) for name in (*GROUPS_OF_32, *FP8)]
+    logits = [
+        dense_logits(load_checkpoint(made("31B", name)), IDS) for name in (*GROUPS_OF_32, *FP8, "nvfp4", "int8_channel")
+    ]
     for i, one in enumerate(logits):
         assert all(difference(one, other) > 100 * TOLERANCE for other in logits[:i])
 
@@ -173,12 +184,19 @@ def test_requests_side_by_side_share_a_workspace(variant: str, name: str, made: 
     )
 
 
+O_PROJ = "model.language_model.layers.2.self_attn.o_proj"
+G_IDX, QZEROS, SCALES, QWEIGHT = (f"{O_PROJ}.{name}" for name in ("g_idx", "qzeros", "scales", "qweight"))
 PACKED = "model.language_model.layers.2.self_attn.o_proj.weight_packed"
 SCALE = "model.language_model.layers.2.self_attn.o_proj.weight_scale"
 SHAPE = "model.language_model.layers.2.self_attn.o_proj.weight_shape"
 INDEX = "model.language_model.layers.2.self_attn.o_proj.weight_g_idx"
 KEY_INDEX = "model.language_model.layers.2.self_attn.k_proj.weight_g_idx"
 ZERO = "model.language_model.layers.2.self_attn.o_proj.weight_zero_point"
+
+
+def put(tensor: Tensor, place: int, value: float) -> Tensor:
+    tensor.view(-1)[place] = value
+    return tensor
 
 
 def swapped(index: Tensor) -> Tensor:
@@ -201,7 +219,17 @@ def swapped(index: Tensor) -> Tensor:
         ("int4_g32_actorder", INDEX, torch.zeros_like, ["o.matrix", "32 groups 32 inputs"]),
         ("int4_g32_actorder", INDEX, lambda t: t - 1, ["o.matrix", "32 groups 32 inputs"]),
         ("int4_g32_actorder", KEY_INDEX, swapped, ["qkv.matrix", "activation orders (weight_g_idx) of their own"]),
-        ("fp8_channel", SCALE, lambda t: t[:, 0], [SCALE, "has shape [160], expected [160, 1]"]),
+        ("fp8_channel", SCALE, lambda t: t[:-1], [SCALE, "has shape [159, 1], expected [160, 1]"]),
+        ("fp8_channel", SCALE, lambda t: put(t, 7, math.nan), [SCALE, "holds nan at [7, 0]"]),
+        ("int4_g32", SCALE, lambda t: put(t, 33, math.inf), [SCALE, "holds inf at [1, 1]"]),
+        ("nvfp4", SCALE, lambda t: put(t, 64, math.nan), [SCALE, "holds nan at [1, 0]", "0 or more"]),
+        ("nvfp4", SCALE, lambda t: put(t, 65, -1.0), [SCALE, "holds -1.0 at [1, 1]"]),
+        ("nvfp4_modelopt", f"{SCALE}_2", torch.neg, [f"{SCALE}_2", "holds -", "at [0]"]),
+        ("gptq_g32", G_IDX, lambda t: t.flip(0), [G_IDX, "holds 31 at [0]", "gives 0", "desc_act"]),
+        ("gptq_g32", QZEROS, lambda t: put(t, 5, 0x77777776), [QZEROS, "0x77777776 at word 5", "sym"]),
+        ("gptq_g32_desc_act", G_IDX, torch.zeros_like, ["o.matrix", "32 groups 32 inputs"]),
+        ("gptq_g32", SCALES, lambda t: t.T, [SCALES, "has shape [160, 32], expected [32, 160]"]),
+        ("awq_g32", QWEIGHT, lambda t: t.view(torch.int8)[:, :80], ["expected [1024, 20]"]),
         ("fp8_channel", SCALE.removesuffix("_scale"), lambda t: t.bfloat16(), ["dtype BF16", "F8_E4M3"]),
         ("fp8_block", SCALE, None, ["'layers.2.self_attn.o_proj.weight_scale' is in no file"]),
     ],

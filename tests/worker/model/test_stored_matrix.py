@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from published_layouts import fp8_elements, int4_elements
-from quantise import FORMATS, fp8_tensors, int4_tensors
+from architecture_of import architecture_of
+from published_layouts import matrix_elements
+from quantise import FORMATS, quantization_config
+from quantised_layouts import matrix_tensors
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,9 +20,13 @@ from modelserve.sizing.weights.dequantisation import bytes_beside, kernels, scra
 from modelserve.sizing.weights.text import WeightTensor
 from modelserve_worker.kernels.products.fp8_linear import e4m3_precision
 from modelserve_worker.layers.placement import Placement
-from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix, StoredMatrix, stored_matrix
+from modelserve_worker.layers.stored.fp8 import Fp8Matrix
+from modelserve_worker.layers.stored.matrix import StoredMatrix
+from modelserve_worker.layers.stored.stored_matrix import stored_matrix
+from modelserve_worker.models.weight_source import MatrixNames, MatrixShare, matrix_sources, whole
 
 ROWS, COLUMNS = 144, 384
+NAMES = MatrixNames(dense="", stem="", module="")
 CPU = torch.device("cpu")
 
 
@@ -29,23 +35,15 @@ def filled(name: str, dtype: torch.dtype) -> tuple[StoredMatrix, Tensor]:
     stored, generator = FORMATS[name], torch.Generator().manual_seed(5)
     weight = torch.randn((ROWS, COLUMNS), generator=generator)
     matrix = stored_matrix(TextLinear.DOWN, [ROWS], COLUMNS, Placement(CPU, dtype, weight_format=stored))
-    if isinstance(matrix, Int4Matrix):
-        order = torch.randperm(COLUMNS, generator=generator) if stored.activation_order else torch.arange(COLUMNS)
-        parts = int4_tensors(weight, stored, order)
-        matrix.packed.copy_(parts["packed"])
-        matrix.scale.copy_(parts["scale"])
-        if matrix.zero_point is not None:
-            matrix.zero_point.copy_(parts["zero_point"])
-        if matrix.group_index is not None:
-            matrix.group_index.copy_(parts["g_idx"])
-        elements = int4_elements(parts)
-    else:
-        assert isinstance(matrix, Fp8Matrix)
-        parts = fp8_tensors(weight, stored)
-        matrix.weight.copy_(parts[""])
-        target = matrix.scale if matrix.tensor_scale is None else matrix.tensor_scale
-        target.copy_(parts["scale"].view(target.shape))
-        elements = fp8_elements(parts[""], parts["scale"])
+    order = torch.randperm(COLUMNS, generator=generator) if stored.activation_order else torch.arange(COLUMNS)
+    parts = {
+        part.removeprefix(".").removeprefix("weight").removeprefix("_"): tensor
+        for part, tensor in matrix_tensors(weight, stored, order).items()
+    }
+    for source in matrix_sources(matrix, NAMES, MatrixShare((whole(ROWS),), whole(COLUMNS))):
+        if source.regions:
+            source.parameter.copy_(parts[source.name].view(source.parameter.shape))
+    elements = matrix_elements(parts, quantization_config(architecture_of("31B"), stored, ()))
     matrix.loaded()
     return matrix, torch.from_numpy(elements)
 

@@ -214,11 +214,13 @@ def test_a_format_that_is_not_served_ends_with_what_to_use(tmp_path: Path) -> No
     """Before anything is loaded, by the process that reads the config."""
     write_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}})
+    )
     command = _command("serve", "--model", str(tmp_path), "--port", "0", "--device", "cpu")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == TERMINAL_EXIT_CODE, done.stderr
-    assert "UnsupportedModel: quantization_config: quant_method awq is not served; use the compressed" in done.stderr
+    assert "UnsupportedModel: quantization_config: quant_method bitsandbytes is not served; use a GPTQ" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modelserve.model.weight_format import TextLinear
 from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.placement import Placement
-from modelserve_worker.layers.stored_matrix import stored_matrix
+from modelserve_worker.layers.stored.stored_matrix import stored_matrix
 
 
 class ColumnParallelLinear(nn.Module):

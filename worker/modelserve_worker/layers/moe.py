@@ -18,7 +18,8 @@ from modelserve_worker.kernels.experts.experts import (
 from modelserve_worker.layers.mlp import GatedMLP
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.placement import Placement
-from modelserve_worker.layers.stored_matrix import DenseMatrix, stored_matrix
+from modelserve_worker.layers.stored.matrix import DenseMatrix
+from modelserve_worker.layers.stored.stored_matrix import stored_matrix
 
 
 class Router(nn.Module):

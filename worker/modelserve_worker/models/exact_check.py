@@ -11,7 +11,7 @@ from torch import Tensor
 from modelserve_worker.kernels.products.exact_products import check_places
 from modelserve_worker.layers.moe import Router
 from modelserve_worker.layers.norm import RMSNorm
-from modelserve_worker.layers.stored_matrix import StoredMatrix
+from modelserve_worker.layers.stored.matrix import StoredMatrix
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 Product = Callable[[Tensor], Tensor]  # [T, K] -> [T, N]

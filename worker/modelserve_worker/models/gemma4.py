@@ -32,7 +32,7 @@ from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.partial_sums import PartialSums
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import RotaryEmbedding
-from modelserve_worker.layers.stored_matrix import StoredMatrix
+from modelserve_worker.layers.stored.matrix import StoredMatrix
 
 
 class PerLayerInput(nn.Module):

@@ -14,7 +14,6 @@ from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from modelserve_worker.layers.moe import Experts
 from modelserve_worker.layers.parallel import Shard
-from modelserve_worker.layers.stored_matrix import Fp8Matrix, Int4Matrix
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
 from modelserve_worker.models.weight_source import (
     FLOATS,
@@ -22,6 +21,7 @@ from modelserve_worker.models.weight_source import (
     MatrixShare,
     Region,
     WeightSource,
+    is_fused,
     matrix_sources,
     whole,
 )
@@ -35,6 +35,17 @@ TOWER_PREFIXES = (
     "model.embed_audio.",
 )
 HEAD = "lm_head.weight"
+# Scales of inputs and of the cache, whatever layer has them: both are made from what is there.
+UNUSED_ENDINGS = (
+    ".input_scale", ".input_global_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".prob_scale",
+)  # fmt: skip
+
+
+_ENDINGS = (
+    *(f".weight{ending}" for ending in ("", "_packed", "_scale", "_scale_2", "_scale_inv", "_global_scale")),
+    *(f".weight{ending}" for ending in ("_zero_point", "_g_idx", "_shape")),
+    *(f".{name}" for name in ("qweight", "qzeros", "scales", "g_idx")),
+)  # fmt: skip
 
 
 def text_name(name: str) -> str | None:
@@ -61,10 +72,10 @@ def unused_names(model: Gemma4ForCausalLM) -> frozenset[str]:
 def shared_names(architecture: ModelArchitecture) -> frozenset[str]:
     """Tensors of keys and values that a checkpoint may hold for layers that read another's cache."""
     return frozenset(
-        f"layers.{layer}.self_attn.{name}.weight{ending}"
+        f"layers.{layer}.self_attn.{name}{ending}"
         for layer in range(architecture.first_shared_layer, architecture.num_hidden_layers)
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
-        for ending in ("", "_packed", "_scale", "_zero_point", "_g_idx", "_shape")
+        for ending in _ENDINGS
     )
 
 
@@ -156,12 +167,12 @@ def _fused(names: Sequence[str], linear: ColumnParallelLinear) -> Iterator[Weigh
 
 
 def _experts(prefix: str, experts: Experts, *, apart: bool) -> Iterator[WeightSource]:
-    """Both matrices of all experts: one tensor for all, bfloat16 or packed int4, or tensors of each expert."""
+    """Both matrices of all experts: one tensor for all, where the format has such, or tensors of each expert."""
     shard = experts.shard
     for matrix, names in ((experts.gate_up, ("gate_proj", "up_proj")), (experts.down, ("down_proj",))):
         split_rows = matrix is experts.gate_up
         rows, columns = (shard, whole(matrix.columns)) if split_rows else (whole(matrix.rows), shard)
-        if isinstance(matrix, Fp8Matrix) or (apart and isinstance(matrix, Int4Matrix)):
+        if apart or not is_fused(matrix):
             for expert in range(matrix.experts):
                 for part, name in enumerate(names):
                     share = MatrixShare((rows,), columns, part, expert)

@@ -44,7 +44,7 @@ from modelserve_worker.kernels.sampling.slot_columns import SlotColumns
 from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
-from modelserve_worker.layers.stored_matrix import StoredMatrix
+from modelserve_worker.layers.stored.matrix import StoredMatrix
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 from modelserve_worker.startup.device import compute_dtype, select_geometry

@@ -43,6 +43,12 @@ def read_weight_format(directory: Path) -> WeightFormat | None:
     return stored if stored.quantised else None
 
 
+def read_unused_parts(directory: Path) -> tuple[str, ...]:
+    """What the checkpoint states of its quantisation that is not used, a sentence each. Raises as above."""
+    with _faults_of_a_checkpoint():
+        return inspection.read_unused_parts(directory)
+
+
 def read_assistant(directory: Path) -> AssistantArchitecture:
     """Geometry of the assistant in DIRECTORY. Raises InvalidCheckpoint when its config is broken, UnsupportedModel for
     what is no assistant that this release serves."""

@@ -2,8 +2,8 @@
 
 Scales keep activations and attention scores of ordinary size, so that a run does the work of a real one:
 matrices are N(0, 1 / fan-in), the products q.k of normed heads have variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), every
-other norm weight and scalar is 1 +- 0.1. Quantised matrices have even nibbles or normal e4m3 elements, and scales that
-give them the same variance. Values depend on (seed, tensor name, row) alone, so every tensor-parallel size
+other norm weight and scalar is 1 +- 0.1. Quantised matrices have even nibbles or bytes, or normal e4m3 elements, and
+scales that give them the same variance. Values depend on (seed, tensor name, row) alone, so every tensor-parallel size
 gets shares of the same tensors.
 """
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from modelserve_worker.models.weight_source import FP8_DEVIATION, WeightSource
+from modelserve_worker.weights.files import DTYPES
 
 BLOCK_ELEMENTS = 1 << 25
 SPREAD = 0.1
@@ -31,10 +32,10 @@ class DummyWeights:
 
     def fill(self, source: WeightSource) -> int:
         """Fill this rank's share of one tensor, a block of rows at a time; returns its bytes."""
-        if source.name.endswith("g_idx"):
-            return 0  # in order, as it is made
+        if source.name.endswith("g_idx") or source.word is not None:
+            return 0  # in order, as it is made; or not kept
         if source.values is not None:
-            source.parameter.copy_(torch.tensor(source.values))
+            source.parameter.copy_(source.values)
             return 0
         done, step = 0, max(1, BLOCK_ELEMENTS // math.prod(source.shape[1:]))
         for region in source.regions:
@@ -60,18 +61,23 @@ class DummyWeights:
         return rows.narrow(0, start - first * block_rows, count)
 
     def _words(self, source: WeightSource, shape: tuple[int, ...]) -> Tensor:
-        """Eight random nibbles in each; zero points are 7 or 8."""
+        """Eight random nibbles, or four bytes, in each; zero points are 7 or 8."""
         device, limits = self.generator.device, (-(1 << 31), 1 << 31)
         words = torch.randint(*limits, shape, generator=self.generator, device=device, dtype=torch.int64)
-        if source.name.endswith("zero_point"):
+        if source.name.endswith(("zero_point", "qzeros")):
             words = 0x77777777 + (words & 0x11111111)
         return words.to(torch.int32)
+
+    def _octets(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(0, 256, shape, generator=self.generator, device=self.generator.device, dtype=torch.uint8)
 
     def _block(self, source: WeightSource, block: int, rows: int) -> Tensor:
         self.generator.manual_seed(zlib.crc32(f"{self.seed}/{source.name}/{block}".encode()))
         shape = (rows, *source.shape[1:])
         if source.dtypes == ("I32",):
             return self._words(source, shape)
+        if source.dtypes in (("U8",), ("I8",)):
+            return self._octets(shape).view(DTYPES[source.dtypes[0]])
         noise = torch.randn(shape, generator=self.generator, device=self.generator.device, dtype=self.dtype)
         if source.scale is not None:
             return noise.mul_(SPREAD).add_(1.0).mul_(source.scale)

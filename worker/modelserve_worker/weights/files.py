@@ -18,6 +18,8 @@ DTYPES = {
     "F16": torch.float16,
     "F32": torch.float32,
     "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+    "I8": torch.int8,
     "I32": torch.int32,
     "I64": torch.int64,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -17,13 +17,15 @@ from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_so
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 from modelserve_worker.models.gemma4_checkpoint import (
+    UNUSED_ENDINGS,
     names_experts_apart,
     text_name,
     unused_names,
     weight_sources,
 )
 from modelserve_worker.models.weight_source import WeightSource
-from modelserve_worker.weights.checkpoint_config import read_assistant
+from modelserve_worker.weights.checkpoint_config import read_assistant, read_unused_parts
+from modelserve_worker.weights.contents import check_contents
 from modelserve_worker.weights.dummy import DummyWeights
 from modelserve_worker.weights.files import CheckpointFiles, InvalidCheckpoint
 from modelserve_worker.weights.progress import LoadProgress, ProgressCallback
@@ -54,6 +56,8 @@ def load_model(
             counted.expect(model.parameter_bytes())
             _make_up(weight_sources(model), placement, seed=seed, progress=counted)
         else:
+            for unused in read_unused_parts(directory):
+                logger.info("%s: %s", directory, unused)
             files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
             sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
             _read(sources, files, unused=unused_names(model), device=placement.device, progress=counted)
@@ -119,17 +123,7 @@ def _read(
 ) -> None:  # fmt: skip
     matched = _match(sources, files, unused=unused)
     read_weights(matched, device=device, progress=progress)
-    _check_values(matched)
-
-
-def _check_values(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
-    """Raise InvalidCheckpoint for a tensor that must hold certain numbers, the shape of a packed one, and does not."""
-    for source, tensor in matched:
-        if source.values is not None and (held := source.parameter.tolist()) != list(source.values):
-            raise InvalidCheckpoint(
-                f"{tensor.file}: tensor {tensor.name!r} holds {held}, config.json gives {list(source.values)}: the "
-                "weights are of another model"
-            )
+    check_contents(matched)
 
 
 def _match(
@@ -144,13 +138,13 @@ def _match(
     for tensor in files.tensors.values():
         name = text_name(tensor.name)
         present.add(name or tensor.name)
-        if name is None or name in unused:
+        if name is None or name in unused or name.endswith(UNUSED_ENDINGS):
             skipped.append(tensor)
         elif name not in wanted:
             faults.append(f"unexpected tensor {tensor.name!r} in {tensor.file}")
         elif name in matched:
             faults.append(f"tensor {tensor.name!r} in {tensor.file} repeats {matched[name][1].name!r}")
-        elif tensor.shape != wanted[name].shape:
+        elif not _same_shape(tensor.shape, wanted[name].shape):
             shapes = f"has shape {list(tensor.shape)}, expected {list(wanted[name].shape)}"
             faults.append(f"tensor {tensor.name!r} in {tensor.file} {shapes}")
         else:
@@ -165,3 +159,12 @@ def _match(
         names = ", ".join(sorted({".".join(tensor.name.split(".")[:2]) for tensor in skipped}))
         logger.info("skipped %d tensors that text generation does not use (%s)", len(skipped), names)
     return list(matched.values())
+
+
+def _same_shape(held: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """But for dimensions of one at the end: tools write a number as [] or [1], one for each row as [N] or [N, 1]."""
+    while held[-1:] == (1,):
+        held = held[:-1]
+    while wanted[-1:] == (1,):
+        wanted = wanted[:-1]
+    return held == wanted

@@ -1,0 +1,1 @@
+"""Matrices of linear layers as checkpoints store them, a module for each type, with the product that layers ask of."""
