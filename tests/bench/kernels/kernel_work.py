@@ -1,4 +1,4 @@
-"""The kernels of a model's layers by a table of kernels, each with its bytes and operations: what `triton_kernels`
+"""The kernels of a model's layers by a table of kernels, each with its bytes and operations: what `kernel_speed`
 times.
 
 Attention at a context, products and experts by rows, and what stands between them, at the model's shapes.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.kernels.attention_speed import COMPUTE, DEVICE, SEQUENCES, Layer, chunk_call, decode_calls, ints
+from bench.kernels.attention_work import COMPUTE, DEVICE, SEQUENCES, Layer, chunk_call, decode_calls, ints
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.sizing.backends.resolve import Formats, resolve

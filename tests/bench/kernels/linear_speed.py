@@ -24,7 +24,7 @@ from plain_products import fp8_elements, int4_elements
 from torch import Tensor
 from torch.nn import functional
 
-from bench.kernels.elementwise_speed import MOST_CALLS, PASS_BYTES, microseconds
+from bench.kernels.kernel_speed import microseconds
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER
 from modelserve.sizing.backends.products import INTEGER_ROWS, most_fused_rows
 from modelserve.sizing.weights.quantised_tiles import fp8_inputs, int4_tiles
@@ -44,6 +44,7 @@ SHAPES = {  # outputs x inputs of the fused matrices
 }
 SHARED = SharedBuffers(CUDA)
 STREAMED = "own"  # kernels for Hopper alone
+PASS_BYTES, MOST_CALLS = 400_000_000, 64  # of one graph: several times the cache of any GPU
 TOLERANCE = 8e-3  # of products of bfloat16 elements, each rounded
 Product = Callable[[Tensor], Tensor]
 

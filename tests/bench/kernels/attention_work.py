@@ -1,22 +1,12 @@
-"""Attention kernels on one GPU: bytes or operations, time, and the share of the floor, at the published models' shapes.
+"""Attention of a layer over random pages, decodes and chunks as launches, and what one of them reads and computes.
 
-    python tests/bench attention_speed [--bandwidth 4.3e12] [--rate 790e12] [--only TEXT]
-
-Pages lie in random order in an arena of 3 GiB; short reads go round several sets of pages, so that no cache serves
-them. Times are of captured launches, as steps make them, and a decode includes its combination. Bytes are the rows that
-must be read once, operations those of the permitted pairs of query and key. Results are checked by the tests of
-tests/worker/kernels, which run on the GPU as they are.
-
-Decodes of sliding layers are timed by Triton's kernels, `decode_stream_sm90` and, up to 8 rows of 31B and 64 of E4B,
-`sliding_decode_sm90`, whichever the engine would give them:
-
-    python tests/bench attention_speed --only "sliding_attention bfloat16" --decodes
+Pages lie in random order in an arena; short reads go round several sets of pages, so that no cache serves them. Bytes
+are the rows that must be read once, operations those of the permitted pairs of query and key.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,8 +14,6 @@ from torch import Tensor
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.published import published_model
-from modelserve.sizing.backends.attention import DECODE_PARTS, PAIRS
-from modelserve.sizing.backends.table import Backend, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.arguments import LayerPages, StepRows, element_dtype
@@ -36,7 +24,6 @@ from modelserve_worker.layers.rotary import RotaryEmbedding
 
 ARENA_BYTES = 3 << 30
 UNCACHED_BYTES = 160_000_000  # three times the L2 cache of an H200
-TRIED_BLOCKS = 1024  # of the kernel of few rows
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where nothing is timed, but tried
 COMPUTE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32  # Triton's interpreter has no bfloat16 products
 SEQUENCES, CHUNKS_AT_MOST = 256, 64  # slots of tables; chunks that a step has room for
@@ -103,52 +90,6 @@ def ints(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
-def microseconds(calls: Sequence[Callable[[], None]], *, repeats: int) -> float:
-    """Median of a captured round of all calls, per call."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(repeats + 1):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        graph.replay()
-        ended.record()
-        torch.cuda.synchronize()
-        times.append(began.elapsed_time(ended))
-    return 1e3 * sorted(times[1:])[repeats // 2] / len(calls)
-
-
-def decode_kernels(layer: Layer, count: int) -> Iterator[tuple[str, AttentionKernels]]:
-    """Name, and that kernel alone."""
-    kernels = kernels_of(layer)
-    decodes = [each for each in kernels.choices if each.operation is Operation.DECODE_ATTENTION]
-    if not (decodes[0].backend is Backend.HOPPER and layer.rows.entries):
-        yield "", kernels
-        return
-    (triton,) = (each for each in kernels.choices if each.operation is Operation.VERIFY_ATTENTION)
-    yield "", AttentionKernels([replace(triton, operation=Operation.DECODE_ATTENTION), triton])
-    yield " streamed", AttentionKernels([decodes[-1], triton])
-    if len(decodes) > 1 and DECODE_PARTS * count * layer.rows.heads <= TRIED_BLOCKS:
-        yield " at once", AttentionKernels([replace(decodes[0], most_rows=None), triton])
-
-
-def kernels_of(layer: Layer) -> AttentionKernels:
-    """What the table has for the layer on this GPU."""
-    return AttentionKernels.over(
-        layer.rows, capability=_capability(), query_heads=layer.heads, pairs=layer.pairs or PAIRS
-    )
-
-
-def decode(layer: Layer, contexts: Sequence[int], bandwidth: float, kernels: AttentionKernels) -> str:
-    calls, read = decode_calls(layer, contexts, kernels)
-    spent = microseconds(calls * 2, repeats=15)
-    return f"{read / 1e6:9.1f} MB {spent:9.1f} us {read / spent / 1e6:6.2f} TB/s {1e6 * read / bandwidth / spent:6.0%}"
-
-
 def decode_calls(
     layer: Layer, contexts: Sequence[int], kernels: AttentionKernels
 ) -> tuple[list[Callable[[], None]], int]:
@@ -175,12 +116,6 @@ def decode_calls(
         for table in layer.tables(contexts, sets=sets)
     ]  # fmt: skip
     return calls, read
-
-
-def chunk(layer: Layer, start: int, length: int, rate: float) -> str:
-    call, work = chunk_call(layer, start, length, kernels_of(layer))
-    spent = microseconds([call] * 2, repeats=5)
-    return f"{work / 1e9:9.1f} GF {spent:9.1f} us {work / spent / 1e6:5.0f} TFLOP/s {1e6 * work / rate / spent:6.0%}"
 
 
 def chunk_call(layer: Layer, start: int, length: int, kernels: AttentionKernels) -> tuple[Callable[[], None], int]:
@@ -215,71 +150,3 @@ def chunk_call(layer: Layer, start: int, length: int, kernels: AttentionKernels)
     (table,) = layer.tables([end], sets=1)
     permitted = sum(min(position + 1, rows.window or end) for position in range(start, end))
     return call, 4 * permitted * layer.heads * rows.width
-
-
-def _capability() -> int:
-    major, minor = torch.cuda.get_device_capability(DEVICE)
-    return 10 * major + minor
-
-
-UNEQUAL = [500 + 300 * i for i in range(31)] + [131_000]
-DECODES: tuple[tuple[str, LayerKind, str, list[int]], ...] = (
-    ("31B", LayerKind.GLOBAL, "1 x 8k", [8192]),
-    ("31B", LayerKind.GLOBAL, "1 x 126k", [126_000]),
-    ("31B", LayerKind.GLOBAL, "8 x 32k", [32_768] * 8),
-    ("31B", LayerKind.GLOBAL, "16 x 32k", [32_768] * 16),
-    ("31B", LayerKind.GLOBAL, "31 short, 1 x 131k", UNEQUAL),
-    ("31B", LayerKind.SLIDING, "1 x 8k", [8192]),
-    ("31B", LayerKind.SLIDING, "1 x 1000", [1000]),
-    ("31B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
-    ("31B", LayerKind.SLIDING, "3 x 8k", [8192 + i for i in range(3)]),
-    ("31B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
-    ("31B", LayerKind.SLIDING, "8 x 8k", [8192 + i for i in range(8)]),
-    ("31B", LayerKind.SLIDING, "32 x 8k", [8192 + i for i in range(32)]),
-    ("E4B", LayerKind.GLOBAL, "1 x 8k", [8192]),
-    ("E4B", LayerKind.GLOBAL, "32 x 8k", [8192] * 32),
-    ("26B-A4B", LayerKind.SLIDING, "1 x 8k", [8192]),
-    ("26B-A4B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
-    ("26B-A4B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
-    ("E4B", LayerKind.SLIDING, "1 x 8k", [8192]),
-    ("E4B", LayerKind.SLIDING, "2 x 8k", [8192, 8193]),
-    ("E4B", LayerKind.SLIDING, "4 x 8k", [8192 + i for i in range(4)]),
-    ("E4B", LayerKind.SLIDING, "8 x 8k", [8192 + i for i in range(8)]),
-    ("E4B", LayerKind.SLIDING, "16 x 8k", [8192 + i for i in range(16)]),
-    ("E4B", LayerKind.SLIDING, "32 x 8k", [8192 + i for i in range(32)]),
-)
-CHUNKS = (
-    ("31B", LayerKind.GLOBAL, 30_720, 2048),
-    ("31B", LayerKind.GLOBAL, 0, 8192),
-    ("31B", LayerKind.GLOBAL, 118_000, 8192),
-    ("31B", LayerKind.SLIDING, 6144, 2048),
-    ("31B", LayerKind.SLIDING, 24_000, 8192),
-    ("31B", LayerKind.SLIDING, 6144, 300),
-    ("E4B", LayerKind.GLOBAL, 6144, 2048),
-    ("E4B", LayerKind.GLOBAL, 24_000, 8192),
-    ("E4B", LayerKind.SLIDING, 6144, 2048),
-    ("E4B", LayerKind.SLIDING, 24_000, 8192),
-)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
-    parser.add_argument("--rate", type=float, default=790e12, help="bf16 operations a second")
-    parser.add_argument("--only", default="", help="cases whose line contains this text")
-    parser.add_argument("--decodes", action="store_true", help="no chunks")
-    options = parser.parse_args()
-    print(f"{torch.cuda.get_device_name(DEVICE)}: {options.bandwidth:.3g} B/s, {options.rate:.3g} FLOP/s")
-    for dtype in (KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3):
-        for name, kind, case, contexts in DECODES:
-            label = f"decode {name} {kind.value} {dtype.value} {case}"
-            if options.only not in label:
-                continue
-            layer = Layer(architecture_of(name), kind, dtype)
-            for kernel, kernels in decode_kernels(layer, len(contexts)):
-                print(f"{label + kernel:64} {decode(layer, contexts, options.bandwidth, kernels)}", flush=True)
-        for name, kind, start, length in () if options.decodes else CHUNKS:
-            label = f"chunk {name} {kind.value} {dtype.value} {length} after {start}"
-            if options.only in label:
-                layer = Layer(architecture_of(name), kind, dtype)
-                print(f"{label:64} {chunk(layer, start, length, options.rate)}", flush=True)

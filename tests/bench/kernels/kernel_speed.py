@@ -1,15 +1,19 @@
-"""On one GPU: every kernel as GPUs without Hopper's kernels have it, and its share of what that GPU could do.
+"""On one GPU: every kernel of a model alone, as a table of kernels has it, and its share of what that GPU could do.
 
-    python tests/bench triton_kernels [--models E4B 31B-INT4] [--capability 89]
-        [--only TEXT] [--tiles 31B] [--compilers 14] [--deadline SECONDS]
+    python tests/bench kernel_speed [--models E4B 31B-INT4] [--only TEXT] [--context 32768] [--segments 1 8]
+        [--chunk 8192] [--rows 1 32 2048] [--capability 80] [--tiles 31B] [--compilers 14] [--deadline SECONDS]
 
-A stand-in for GPUs that are not there: the table of kernels is that of `--capability` with its tiles, and Triton
-compiles for that GPU, whose instructions (`mma.sync`, `cp.async`; no dependent launch) ptxas then assembles for the one
-at hand. So bandwidth, multiprocessors and caches are those of this GPU, code and tiles those of the other. Cells are
-`case time share`: of --bandwidth, or of this GPU's rate of `mma.sync` where operations take longer, which is measured
-first from registers, beside cuBLAS in bfloat16 (by which the second share is). `!` misses 80 % of bandwidth or 60 % of
-operations; cases whose floor is under 5 us, what a launch or two take, are not judged, nor are PyTorch's kernels (`=`),
-which this GPU has others of. Caches hold none of it: calls go round 200 MB. Exit status as in `deadline.py`.
+Attention at a context, products and experts by rows, and what stands between them, inside captured graphs. Cells are
+`case time share`: of --bandwidth, or of the rate of products where operations take longer, which is measured first.
+Caches hold none of it: calls go round 200 MB. Whether results are right is what the tests of tests/worker/kernels say,
+which run on the GPU as they are. Exit status as in `deadline.py`.
+
+With another --capability it is a stand-in for GPUs that are not there: the table is that GPU's, with its tiles, and
+Triton compiles for it, whose instructions (`mma.sync`, `cp.async`; no dependent launch) ptxas then assembles for the
+one at hand. So bandwidth, multiprocessors and caches are those of this GPU, code and tiles those of the other; the rate
+is that of `mma.sync` from registers, beside cuBLAS in bfloat16 (by which the second share is). `!` misses 80 % of
+bandwidth or 60 % of operations; cases whose floor is under 5 us, what a launch or two take, are not judged, nor are
+PyTorch's kernels (`=`), which the other GPU has others of.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -29,8 +35,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from bench.deadline import add_deadline, die_with_parent, within
-from bench.kernels.attention_speed import DEVICE, architecture_of
-from bench.kernels.elementwise_speed import microseconds
+from bench.kernels.attention_work import DEVICE, architecture_of
 from bench.kernels.kernel_work import Cell, Model, Sizes, lines, random
 from modelserve.model.weight_format import int4
 from modelserve.sizing.backends.generations import generation_of
@@ -43,6 +48,29 @@ MODELS: dict[str, Callable[[], Model]] = {
     name + ("-INT4" if weights else ""): lambda name=name, weights=weights: Model(architecture_of(name), weights)
     for name, weights in (("E4B", None), ("31B", None), ("31B", int4(32)), ("26B-A4B", None), ("26B-A4B", int4(32)))
 }
+
+
+def microseconds(calls: Sequence[Callable[[], object]], *, replays: int = 20) -> float:
+    """Median over replays of one graph of all calls, per call."""
+    calls[0]()  # compiled
+    torch.cuda.synchronize()
+    graph, times = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    for _ in range(replays):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(began.elapsed_time(ended) * 1e3 / len(calls))
+    return statistics.median(times)
+
+
+def own_capability() -> int:
+    major, minor = torch.cuda.get_device_capability(DEVICE)
+    return 10 * major + minor
 
 
 def pretend(capability: int) -> None:
@@ -73,15 +101,15 @@ def multiply_registers(x, y, ROUNDS: tl.constexpr, M: tl.constexpr, N: tl.conste
     tl.store(y + tl.program_id(0) * M * N + m * N + n, total)
 
 
-def rates(bandwidth: float) -> tuple[float, float]:
-    """Operations a second of `mma.sync` from registers and of cuBLAS, both in bfloat16."""
+def rates(bandwidth: float, *, native: bool) -> tuple[float, float]:
+    """Operations a second in bfloat16 of `mma.sync` from registers, if `native` of cuBLAS, and of cuBLAS."""
     if DEVICE.type == "cpu":
         return bandwidth, bandwidth
     programs, rounds, size = 132 * 8, 2000, 8192
     x, y, square = random(128, 64), torch.empty(programs, 128, 128, device=DEVICE), random(size, size)
     launch = partial(multiply_registers[(programs,)], x, y, ROUNDS=rounds, M=128, N=128, K=64, num_warps=8)
-    first, second = microseconds([launch]), microseconds([partial(torch.mm, square, square)])
-    return 1e6 * programs * rounds * 2 * 128 * 128 * 64 / first, 1e6 * 2 * size**3 / second
+    library = 1e6 * 2 * size**3 / microseconds([partial(torch.mm, square, square)])
+    return library if native else 1e6 * programs * rounds * 2 * 128 * 128 * 64 / microseconds([launch]), library
 
 
 def told(cell: Cell, bandwidth: float, rate: float, library_rate: float) -> str:
@@ -107,7 +135,8 @@ def measured(cell: Cell, bandwidth: float, rate: float, library_rate: float) -> 
 def compile_share(models: dict[str, Sizes], capability: int, only: str, share: int, shares: int) -> None:
     """In a process of its own, so that many compile at a time; results lie in Triton's cache."""
     die_with_parent()
-    pretend(capability)
+    if capability != own_capability():
+        pretend(capability)
     kernels = (
         (f"{name} {kernel}", cells)
         for name, sizes in models.items()
@@ -123,32 +152,43 @@ def compile_share(models: dict[str, Sizes], capability: int, only: str, share: i
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--capability", type=int, default=80, help="10 * major + minor, under 90")
+    parser.add_argument("--capability", type=int, help="of another GPU, 10 * major + minor, under 90")
+    parser.add_argument("--context", type=int, default=Sizes.context, help="tokens before a decode, and with a chunk")
+    parser.add_argument("--segments", type=int, nargs="+", default=Sizes.segments, help="decodes at a time")
+    parser.add_argument("--chunk", type=int, default=Sizes.chunk, help="rows of a chunk, the last of the context")
+    parser.add_argument("--rows", type=int, nargs="+", default=(*Sizes.few, *Sizes.many), help="of all else")
     parser.add_argument("--only", default="", help="kernels whose line contains this text")
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile first")
     parser.add_argument("--tiles", nargs="+", default=[], choices=MODELS, help="of these other tiles, too")
     add_deadline(parser)
     options = parser.parse_args()
-    os.environ["TRITON_CACHE_DIR"] = f"{tempfile.gettempdir()}/triton_kernels_{options.capability}"  # of nobody else's
+    capability, here = options.capability or own_capability(), own_capability()
+    os.environ["TRITON_CACHE_DIR"] = f"{tempfile.gettempdir()}/kernel_speed_{capability}"  # of nobody else's
+    few, many = ([n for n in options.rows if (n <= 64) is is_few] for is_few in (True, False))
+    sizes = Sizes(options.context, tuple(options.segments), options.chunk, tuple(few), tuple(many))
     with within(options.deadline) as time:
-        spawn, models = get_context("spawn"), {name: Sizes(tiles=name in options.tiles) for name in options.models}
-        given = models, options.capability, options.only
+        spawn, models = (
+            get_context("spawn"),
+            {each: replace(sizes, tiles=each in options.tiles) for each in options.models},
+        )
+        given = models, capability, options.only
         shares = range(options.compilers)
         compiling = [spawn.Process(target=compile_share, args=(*given, share, len(shares))) for share in shares]
         for each in compiling:
             each.start()
         for each in compiling:
             each.join()
-        pretend(options.capability)
-        rate, library_rate = rates(options.bandwidth)
+        if capability != here:
+            pretend(capability)
+        rate, library_rate = rates(options.bandwidth, native=capability == here)
         print(
-            f"{torch.cuda.get_device_name()} as {options.capability / 10}: {options.bandwidth / 1e12:.1f} TB/s, "
-            f"mma.sync {rate / 1e12:.0f} TFLOP/s, cuBLAS {library_rate / 1e12:.0f}; compiled after "
+            f"{torch.cuda.get_device_name()} as {capability / 10}: {options.bandwidth / 1e12:.1f} TB/s, "
+            f"products {rate / 1e12:.0f} TFLOP/s, cuBLAS {library_rate / 1e12:.0f}; compiled after "
             f"{time.seconds:.0f} s", flush=True,
         )  # fmt: skip
         for name, sizes in models.items():
-            for kernel, cells in lines(MODELS[name](), options.capability, sizes):
+            for kernel, cells in lines(MODELS[name](), capability, sizes):
                 if options.only in f"{name} {kernel}":
                     found = (told(cell, options.bandwidth, rate, library_rate) for cell in cells)
                     print(f"{name} {kernel}: {', '.join(found)}", flush=True)

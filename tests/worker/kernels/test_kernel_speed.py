@@ -1,4 +1,4 @@
-"""The tool that times kernels of GPUs without Hopper's kernels runs all of them at tiny shapes, interpreted."""
+"""The tool that times kernels runs all of a GPU without Hopper's at tiny shapes, interpreted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelserve.published import published_model
 def tool() -> ModuleType:
     if torch.cuda.is_available():
         pytest.skip("the tool itself runs here")
-    return importlib.import_module("bench.kernels.triton_kernels")
+    return importlib.import_module("bench.kernels.kernel_speed")
 
 
 def tiny(name: str) -> ModelArchitecture:
