@@ -162,7 +162,7 @@ def quantised_tensors(
             order = torch.arange(weight.shape[1])
             if stored.activation_order:  # what a matrix's inputs are ordered by is the same for all that share them
                 order = torch.randperm(weight.shape[1], generator=seeded)
-            made = matrix_tensors(weight, stored, order)
+            made = matrix_tensors(weight, stored.matrix(linear), order)
             written |= {f"{name}{part}": tensor for part, tensor in made.items()}
     return _fuse_experts(written, architecture) if fused_experts else written
 

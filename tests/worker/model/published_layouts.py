@@ -39,15 +39,16 @@ def octets(words: Tensor) -> np.ndarray:
     return ((unsigned[..., None] >> np.arange(0, 32, 8)) & 255).reshape(*unsigned.shape[:-1], -1)
 
 
-def gptq_elements(parts: dict[str, Tensor], *, bits: int, version: int) -> np.ndarray:
+def gptq_elements(parts: dict[str, Tensor], *, version: int) -> np.ndarray:
     """float64 [N, K] of GPTQ: words along the inputs, zero points along the outputs, in version 1 less one."""
+    scale = parts["scales"].double().numpy()
+    bits = 32 * parts["qzeros"].shape[1] // scale.shape[1]
     unpacked = nibbles if bits == 4 else octets
     words = parts["qzeros"].numpy().astype(np.int64) & 0xFFFFFFFF
     if version == 1:  # of the word: a borrow crosses nibbles
         words = (words + (0x11111111 if bits == 4 else 0x01010101)) & 0xFFFFFFFF
-    zero = unpacked(torch.from_numpy(words))
-    q, scale = unpacked(parts["qweight"].T.contiguous()).T, parts["scales"].double().numpy()
-    index = parts["g_idx"].numpy()
+    zero, q = unpacked(torch.from_numpy(words)), unpacked(parts["qweight"].T.contiguous()).T
+    index = parts["g_idx"].numpy() if "g_idx" in parts else np.arange(len(q)) // (len(q) // len(scale))
     elements: np.ndarray = (scale[index] * (q - zero[index])).T
     return elements
 
@@ -96,10 +97,11 @@ def fp8_elements(weight: Tensor, scale: Tensor) -> np.ndarray:
 def matrix_elements(parts: dict[str, Tensor], stated: dict[str, Any]) -> np.ndarray:
     """float64 [N, K] of the tensors of one module by the end of their names; "" is `weight` itself."""
     if "qweight" in parts:
-        if stated["quant_method"] == "awq":
+        if stated["quant_method"] == "awq" or "awq" in stated.get("packing_format", ""):
             return awq_elements(parts)
-        version = 2 if stated["checkpoint_format"] == "gptq_v2" else 1
-        return gptq_elements(parts, bits=stated["bits"], version=version)
+        as_it_is = ("gptq_v2", "auto_round", "auto_round:gptqmodel")
+        named = stated.get("checkpoint_format", stated.get("packing_format", "gptq"))
+        return gptq_elements(parts, version=2 if named in as_it_is else 1)
     if "global_scale" in parts:
         return nvfp4_elements(parts["packed"], parts["scale"], 1 / float(parts["global_scale"]))
     if "scale_2" in parts:

@@ -61,6 +61,7 @@ class WeightSource:
     unsigned: bool = False  # scales that may not be negative
     values: Tensor | None = None  # int64: what the tensor must hold
     word: int | None = None  # what each uint32 of the tensor must be, none of which is kept
+    optional: bool = False  # what some tools write, and others that write the same layout do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +217,12 @@ def _stated_shape(stem: str, share: MatrixShare) -> WeightSource:
 
 
 def _group_index(module: str, inputs: int, group: int, index: Tensor | None) -> WeightSource:
-    """GPTQ's, which is always there; without an activation order it must be that of inputs as they lie."""
+    """GPTQ's, which AutoRound leaves out; without an activation order it must be that of inputs as they lie."""
     held = torch.empty(inputs, dtype=torch.int32) if index is None else index
-    values = torch.arange(inputs) // group if index is None else None
-    return WeightSource(f"{module}g_idx", (inputs,), held, (Region(0, 0, 0, inputs),), ("I32", "I64"), values=values)
+    values, regions = (torch.arange(inputs) // group if index is None else None), (Region(0, 0, 0, inputs),)
+    return WeightSource(
+        f"{module}g_idx", (inputs,), held, regions, ("I32", "I64"), values=values, optional=index is None
+    )
 
 
 def _constant(name: str, share: MatrixShare, entries: tuple[int, int], word: int) -> WeightSource:

@@ -149,7 +149,8 @@ def _match(
             faults.append(f"tensor {tensor.name!r} in {tensor.file} {shapes}")
         else:
             matched[name] = (wanted[name], tensor)
-    faults += [f"tensor {name!r} is in no file" for name in wanted if name not in present]
+    absent = (name for name, source in wanted.items() if name not in present and not source.optional)
+    faults += [f"tensor {name!r} is in no file" for name in absent]
     if faults:
         more = f"; and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
         raise InvalidCheckpoint(
