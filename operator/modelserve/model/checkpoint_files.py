@@ -6,6 +6,7 @@ each tensor to its dtype, shape and byte range behind the header. No tensor is r
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # limit of the format
 LENGTH_BYTES = 8
+MAX_DOCUMENT_BYTES = 64 << 20  # of a JSON file beside the weights: published ones have a few MB at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class TensorEntry:
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file of a checkpoint. Raises InvalidInput, with the path, when it is missing or anything else."""
     try:
+        if (size := path.stat().st_size) > MAX_DOCUMENT_BYTES:
+            raise InvalidInput(f"{path} has {size} bytes; {MAX_DOCUMENT_BYTES} are read at most: download it again")
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}; give a checkpoint directory") from error
@@ -113,7 +117,14 @@ def read_header(path: Path) -> list[TensorEntry]:
         for name, entry in header.items()
         if name != "__metadata__"
     ]
-    return sorted(entries, key=lambda entry: entry.start)
+    entries.sort(key=lambda entry: entry.start)
+    for one, other in itertools.pairwise(entry for entry in entries if entry.end > entry.start):
+        if other.start < one.end:
+            raise InvalidInput(
+                f"{path}: tensors {one.name!r} and {other.name!r} overlap, at bytes {one.start} to {one.end} and "
+                f"{other.start} to {other.end}: download it again"
+            )
+    return entries
 
 
 def _entry(entry: object, *, name: str, file: Path, data: int, size: int) -> TensorEntry:
