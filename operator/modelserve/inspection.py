@@ -1,4 +1,5 @@
-"""Facts of a checkpoint directory, from config.json and the headers of its safetensors files; no tensor is read."""
+"""Facts of a checkpoint directory, from config.json and the headers of its safetensors files, or from the header of its
+GGUF file; no tensor is read but the few numbers of a GGUF file that say how much of a head is rotated."""
 
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ from modelserve.model.checkpoint_files import (
     read_json_object,
     weight_files,
 )
+from modelserve.model.gguf.files import read_gguf
+from modelserve.model.gguf.geometry import gguf_architecture
+from modelserve.model.gguf.weight_format import gguf_weight_format
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.quantization.config import read_config, stated_format, unused_parts
 from modelserve.model.quantization.files import as_files_hold
@@ -39,7 +43,9 @@ _TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision
 
 
 def read_architecture(directory: Path) -> ModelArchitecture:
-    """Geometry from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
+    """Geometry from `directory`/config.json, or from its GGUF file. Raises InvalidInput or UnsupportedModel."""
+    if (gguf := read_gguf(directory)) is not None:
+        return gguf_architecture(gguf)
     return ModelArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
 
 
@@ -90,10 +96,14 @@ def read_rank_settings(
 
 
 def read_weight_format(directory: Path) -> WeightFormat:
-    """Storage format as `directory`/config.json states it. Raises InvalidInput or UnsupportedModel.
+    """Storage format as `directory`/config.json states it, or as its GGUF file has it.
+
+    Raises InvalidInput or UnsupportedModel.
 
     Where there are weight files, their headers say what of it the config does not (`quantization.files`).
     """
+    if (gguf := read_gguf(directory)) is not None:
+        return gguf_weight_format(gguf, gguf_architecture(gguf))
     config = read_config(directory)
     architecture = ModelArchitecture.from_config(config)
     stated = stated_format(config, architecture)
@@ -108,6 +118,8 @@ def read_weight_format(directory: Path) -> WeightFormat:
 
 def read_unused_parts(directory: Path) -> tuple[str, ...]:
     """What `directory`/config.json states of its quantisation that is not used, a sentence each. Raises as above."""
+    if read_gguf(directory) is not None:
+        return ()
     return tuple(unused_parts(read_config(directory), read_weight_format(directory)))
 
 
@@ -116,6 +128,14 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
 
     Raises InvalidInput for missing, broken or contradicting files, UnsupportedModel for another model or weight format.
     """
+    if (gguf := read_gguf(directory)) is not None:
+        architecture = gguf_architecture(gguf)
+        return ModelFacts(
+            architecture=architecture,
+            weight_bytes=sum(path.stat().st_size for path in gguf.files),
+            format=gguf_weight_format(gguf, architecture),
+            identity=_identity(directory, list(gguf.files)),
+        )
     config = read_config(directory)
     architecture = ModelArchitecture.from_config(config)
     stated = stated_format(config, architecture)

@@ -204,12 +204,6 @@ def test_a_termination_message_fits_and_stays_json(text: str, repeat: int) -> No
     assert message.message.startswith(decoded.message.removesuffix("..."))
 
 
-def test_gguf_files_are_refused_with_what_to_use(tmp_path: Path) -> None:
-    (checkpoint(tmp_path) / "model.safetensors").rename(tmp_path / "gemma-4-31B_q4_0-it.gguf")
-    with pytest.raises(InvalidInput, match=r"GGUF .* use a safetensors checkpoint, .*qat-w4a16-ct"):
-        inspect_checkpoint(tmp_path)
-
-
 def test_a_quantised_directory_is_planned_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without weight files, on the CPU: INT4 weights, of which the plan says the bytes."""
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False}

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
+from modelserve.model.gguf.files import listed, models_of
 from modelserve.termination import (
     TERMINAL_EXIT_CODE,
     FetchedDrafter,
@@ -46,6 +47,7 @@ METADATA_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_PATTERNS = ("*.safetensors",)
 OPTIONAL_PAUSES_S = (2.0, 8.0)  # before other tries of a download that a model does not wait for long
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+FILE = re.compile(r"(?:\w[\w.-]{0,127}/){0,3}\w[\w.-]{0,250}\.gguf")
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None
     """The commit that `revision` stands for: as `recorded` (a file) has it, else as `dest` was filled, else as the Hub
     says now. Raises InvalidInput and DownloadError as `fetch` does.
     """
-    repository = _repository(uri)
+    repository, _ = _address(uri)
     if recorded is not None and recorded.exists() and (told := recorded.read_text().strip()):
         return told
     present = _marker(dest)
@@ -88,14 +90,14 @@ def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None
 
 
 def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, commit: str | None = None) -> None:
-    """Make `dest` hold the files of `uri` (hf://OWNER/NAME) at `revision`; with metadata_only the headers of the weight
-    files stand in for these.
+    """Make `dest` hold the files of `uri` (hf://OWNER/NAME, or hf://OWNER/NAME/FILE.gguf for that one with its other
+    parts) at `revision`; with metadata_only the headers of the weight files stand in for these.
 
     `commit`: what the revision was resolved to. Raises InvalidInput for what another try cannot cure (malformed uri,
     unknown or closed repository or revision, a directory that holds another model or cannot be written),
     CommitGoneError, DownloadError for the rest.
     """
-    repository = _repository(uri)
+    repository, file = _address(uri)
     wanted = Fetched(uri=uri, revision=revision, metadata_only=metadata_only)
     try:
         dest.mkdir(parents=True, exist_ok=True)
@@ -109,17 +111,26 @@ def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, c
                     f"{dest} holds {present.uri} at {present.revision}, not {uri} at {revision}: use another directory "
                     "(storage.subPath) for each model and revision"
                 )
-            found = _download(repository, commit or revision, dest, metadata_only=metadata_only, resolved=bool(commit))
+            with _hub(repository, commit or revision, resolved=bool(commit)) as api:
+                found = _transfer(api, repository, commit or revision, dest, file=file, metadata_only=metadata_only)
             (dest / DOWNLOAD_MARKER).write_text(wanted.model_copy(update={"commit": found}).model_dump_json())
     except OSError as error:
         raise InvalidInput(f"{dest} cannot be written: {error}") from error
 
 
-def _repository(uri: str) -> str:
-    repository = uri.removeprefix("hf://")
-    if repository == uri or not REPOSITORY.fullmatch(repository):
-        raise InvalidInput(f"{uri!r} is not of the form hf://OWNER/NAME", field="model.uri")
-    return repository
+def _address(uri: str) -> tuple[str, str | None]:
+    """(repository, the GGUF file in it that is named)"""
+    owner, _, rest = uri.removeprefix("hf://").partition("/")
+    name, _, file = rest.partition("/")
+    if (
+        not uri.startswith("hf://")
+        or not REPOSITORY.fullmatch(f"{owner}/{name}")
+        or (file and not FILE.fullmatch(file))
+    ):
+        raise InvalidInput(
+            f"{uri!r} is not of the form hf://OWNER/NAME or hf://OWNER/NAME/FILE.gguf", field="model.uri"
+        )
+    return f"{owner}/{name}", file or None
 
 
 def _marker(dest: Path) -> Fetched | None:
@@ -139,12 +150,6 @@ def _locked(path: Path) -> Iterator[None]:
             logger.info("another pod is downloading into %s: waiting for it", path.parent)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _download(repository: str, revision: str, dest: Path, *, metadata_only: bool, resolved: bool) -> str:
-    """The commit that was downloaded."""
-    with _hub(repository, revision, resolved=resolved) as api:
-        return _transfer(api, repository, revision, dest, metadata_only=metadata_only)
 
 
 @contextmanager
@@ -196,21 +201,22 @@ def _with_cause(error: BaseException) -> str:
     return told if root is error else f"{told} (caused by {type(root).__name__}: {root})"
 
 
-def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadata_only: bool) -> str:
+def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, file: str | None, metadata_only: bool) -> str:
     """Download and compare names and sizes with the Hub's listing. Returns the commit.
 
     The listing is asked for first because snapshot_download, when it cannot reach the Hub, returns a directory that is
     not empty as if it were complete.
     """
     info = api.model_info(repository, revision=revision, files_metadata=True)
-    there = {file.rfilename: file.size for file in info.siblings or () if "/" not in file.rfilename}
-    weights = [name for name in there if _matches(name, WEIGHT_PATTERNS)]
-    if not weights:
-        raise InvalidInput(f"hf://{repository} at {revision!r} holds no *.safetensors file", field="model.uri")
-    patterns = METADATA_PATTERNS if metadata_only else METADATA_PATTERNS + WEIGHT_PATTERNS
-    sizes = {name: size for name, size in there.items() if _matches(name, patterns)}
+    there = {each.rfilename: each.size for each in info.siblings or ()}
+    top = [name for name in there if "/" not in name]
+    weights = [name for name in top if _matches(name, WEIGHT_PATTERNS)] if file is None else []
+    metadata = [name for name in top if _matches(name, METADATA_PATTERNS)] if weights else []  # a GGUF file has its own
+    weights = weights or _gguf_parts(f"hf://{repository} at {revision!r}", there, file)
+    sizes = {name: there[name] for name in (*metadata, *(() if metadata_only else weights))}
     logger.info("downloading %d files, %d bytes", len(sizes), sum(size or 0 for size in sizes.values()))
-    api.snapshot_download(repository, revision=info.sha, local_dir=dest, allow_patterns=list(sizes))
+    if sizes:
+        api.snapshot_download(repository, revision=info.sha, local_dir=dest, allow_patterns=list(sizes))
     for name, size in sizes.items():
         held = (dest / name).stat().st_size
         if size is not None and held != size:
@@ -218,6 +224,25 @@ def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, metadat
     if metadata_only:
         fetch_headers(api, repository, str(info.sha), weights, dest)
     return str(info.sha)
+
+
+def _gguf_parts(repository: str, names: Iterable[str], file: str | None) -> list[str]:
+    """The files of the GGUF model that is asked for: of the one that `file` is a part of, or of the only one."""
+    models = models_of(names)
+    if file is not None:
+        found = next((parts for parts in models.values() if file in parts), None)
+        if found is None:
+            known = f"; it has {listed(models)}" if models else ""
+            raise InvalidInput(f"{repository} holds no model {file!r}{known}", field="model.uri")
+        return found
+    if not models:
+        raise InvalidInput(f"{repository} holds no *.safetensors and no *.gguf file", field="model.uri")
+    if len(models) > 1:
+        raise InvalidInput(
+            f"{repository} holds {len(models)} GGUF models: name one, as hf://OWNER/NAME/FILE.gguf ({listed(models)})",
+            field="model.uri",
+        )
+    return next(iter(models.values()))
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -248,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="modelserve-worker fetch", description="Download a model from the Hugging Face Hub."
     )
-    parser.add_argument("--uri", required=True, help="hf://OWNER/NAME")
+    parser.add_argument("--uri", required=True, help="hf://OWNER/NAME, or hf://OWNER/NAME/FILE.gguf")
     parser.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     parser.add_argument("--dest", required=True, type=Path, help="directory to fill")
     parser.add_argument("--metadata-only", action="store_true", help="of weights only their headers")

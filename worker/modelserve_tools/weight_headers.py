@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING
 
 from modelserve.errors import InvalidInput
 from modelserve.model.checkpoint_files import LENGTH_BYTES, MAX_HEADER_BYTES
+from modelserve.model.gguf.files import SUFFIX
+from modelserve.model.gguf.header import read_gguf_header
+from modelserve.model.gguf.tensor_names import ROPE_FACTORS
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 FIRST_BYTES = 1 << 17  # most headers are shorter, so that one request is enough
+GGUF_BYTES = 1 << 22  # at once: vocabularies take 15 to 20 MB
 SILENCE_S = 30.0
+Parts = list[tuple[int, bytes]]  # (where in the file, its bytes)
 
 
 def fetch_headers(api: HfApi, repository: str, commit: str, names: Iterable[str], dest: Path) -> None:
@@ -28,14 +33,42 @@ def fetch_headers(api: HfApi, repository: str, commit: str, names: Iterable[str]
 
     for name in names:
         url = hf_hub_url(repository, name, revision=commit, endpoint=api.endpoint)
-        header, size = _header(url, api.token, name)
+        read = _gguf_parts if name.endswith(SUFFIX) else _header
+        parts, size = read(url, api.token, name)
+        (dest / name).parent.mkdir(parents=True, exist_ok=True)
         with (dest / name).open("wb") as file:
-            file.write(header)
+            for start, part in parts:
+                file.seek(start)
+                file.write(part)
             file.truncate(size)
 
 
-def _header(url: str, token: str | bool | None, name: str) -> tuple[bytes, int]:
-    """(the header with its length before it, size of the whole file)"""
+def _gguf_parts(url: str, token: str | bool | None, name: str) -> tuple[Parts, int]:
+    """The same of a GGUF file, which does not say how long its header is; with the one tensor that is read with it."""
+    held, size = _part(url, token, start=0, count=GGUF_BYTES)
+
+    def read(start: int, count: int) -> bytes:
+        nonlocal held
+        while len(held) < start + count and len(held) < size:
+            more, _ = _part(url, token, start=len(held), count=min(GGUF_BYTES, size - len(held)))
+            if not more:
+                raise ConnectionError(f"{name}: {len(held)} of the header's bytes arrived")
+            held += more
+        return held[start : start + count]
+
+    try:
+        header = read_gguf_header(read, size=size, name=name)
+    except InvalidInput as error:
+        raise InvalidInput(str(error), field="model.uri") from error
+    parts = [(0, held[: header.end])]
+    factors = header.tensors.get(ROPE_FACTORS)
+    if factors is not None and factors.end - factors.start <= GGUF_BYTES:
+        parts.append((factors.start, _part(url, token, start=factors.start, count=factors.end - factors.start)[0]))
+    return parts, size
+
+
+def _header(url: str, token: str | bool | None, name: str) -> tuple[Parts, int]:
+    """(the header with its length before it, which begins the file; size of the whole file)"""
     first, size = _part(url, token, start=0, count=FIRST_BYTES)
     whole = LENGTH_BYTES + int.from_bytes(first[:LENGTH_BYTES], "little")
     if whole > min(size, LENGTH_BYTES + MAX_HEADER_BYTES):
@@ -49,7 +82,7 @@ def _header(url: str, token: str | bool | None, name: str) -> tuple[bytes, int]:
     header = (first + rest)[:whole]
     if len(header) < whole:
         raise ConnectionError(f"{name}: {len(header)} of the header's {whole} bytes arrived")
-    return header, size
+    return [(0, header)], size
 
 
 def _part(url: str, token: str | bool | None, *, start: int, count: int) -> tuple[bytes, int]:

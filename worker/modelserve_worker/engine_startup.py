@@ -155,10 +155,11 @@ def _mixed_pace(args: EngineArgs, replica: LaunchedReplica) -> MixedPace | None:
 def _grammars(directory: Path, args: EngineArgs) -> GrammarCompiler | None:
     """None for a checkpoint without a tokenizer, which the front end refuses to serve."""
     from modelserve_worker.grammar.compiler import GrammarCompiler
+    from modelserve_worker.text.checkpoint_text import read_tokenizer_json
     from modelserve_worker.weights.checkpoint_config import read_architecture
 
-    tokenizer, architecture = directory / "tokenizer.json", read_architecture(directory)
-    if not tokenizer.is_file():
+    tokenizer, architecture = read_tokenizer_json(directory), read_architecture(directory)
+    if tokenizer is None:
         return None
     return GrammarCompiler(
         tokenizer,

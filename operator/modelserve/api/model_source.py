@@ -9,14 +9,16 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from modelserve.api.schema_types import ApiModel, DnsName, PathSegments
 
-HF_URI_PATTERN = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+HF_URI_PATTERN = (  # a repository, or one GGUF file in it
+    r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*((/[A-Za-z0-9_][A-Za-z0-9._-]*){1,4}\.gguf)?"
+)
 PVC_URI_PATTERN = r"pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
 OCI_URI_PATTERN = (  # registry with an optional port, repository, and a tag, a digest, or both
     r"oci://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
     r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 MODEL_URI_PATTERN = f"^({HF_URI_PATTERN}|{PVC_URI_PATTERN}|{OCI_URI_PATTERN})$"
-_FORMS = "hf://OWNER/NAME, pvc://CLAIM/PATH or oci://REGISTRY/NAME@sha256:DIGEST"
+_FORMS = "hf://OWNER/NAME, hf://OWNER/NAME/FILE.gguf, pvc://CLAIM/PATH or oci://REGISTRY/NAME@sha256:DIGEST"
 
 
 def _model_uri(uri: str, info: ValidationInfo) -> str:
@@ -49,11 +51,12 @@ class ModelSource(ApiModel):
     """The checkpoint to serve."""
 
     uri: ModelUri = Field(
-        description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub), pvc://CLAIM/PATH (a directory on a "
-        "PersistentVolumeClaim of the same namespace) or oci://REGISTRY/NAME@sha256:DIGEST (an image, mounted)."
+        description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub), hf://OWNER/NAME/FILE.gguf (a GGUF "
+        "file of it), pvc://CLAIM/PATH (a directory or GGUF file on a PersistentVolumeClaim of the same namespace) or "
+        "oci://REGISTRY/NAME@sha256:DIGEST (an image, mounted)."
     )
     image_path: PathSegments | None = Field(
-        default=None, description="Directory of the checkpoint inside an oci:// image; left out: models."
+        default=None, description="Directory or GGUF file of the checkpoint inside an oci:// image; left out: models."
     )
     served_name: str | None = Field(
         default=None,

@@ -78,11 +78,6 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = read_index(directory)
     files = sorted({directory / name for name in index.values()} or directory.glob("*.safetensors"))
-    if not files and any(directory.glob("*.gguf")):
-        raise InvalidInput(
-            f"{directory} holds GGUF files, which this release does not read: use a safetensors checkpoint, for 4 bits "
-            "google/gemma-4-*-it-qat-w4a16-ct, of the same quantisation-aware training"
-        )
     if not files:
         raise InvalidInput(f"{directory} holds no *.safetensors file: download the checkpoint or correct the path")
     missing = [path.name for path in files if index and not path.exists()]

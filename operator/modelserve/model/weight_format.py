@@ -56,6 +56,7 @@ class Layout(StrEnum):
     GPTQ_V2 = "gptq_v2"  # likewise, with zero points as they are
     AWQ = "awq"  # words along the outputs, in an order of their own
     BLOCK_FP8 = "fp8"  # of transformers: weight_scale_inv
+    GGUF = "gguf"  # blocks of 32 inputs, each with its scale before it
 
 
 class TextLinear(StrEnum):

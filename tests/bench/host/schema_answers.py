@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
     rng = random.Random(flags.seed)
-    compiler = GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[1])
+    compiler = GrammarCompiler((MODEL / "tokenizer.json").read_text(), vocab_size=2112, eos_token_ids=[1])
     walker = Walker(compiler, list(load_checkpoint_text(MODEL).vocabulary.token_bytes), eos=1)
     ends: Counter[str] = Counter()
     refused: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from modelserve_worker.request import Request
 
 @pytest.fixture(scope="module")
 def grammars() -> GrammarCompiler:
-    return GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[EOS])
+    return GrammarCompiler((MODEL / "tokenizer.json").read_text(), vocab_size=2112, eos_token_ids=[EOS])
 
 
 def _run(engine: Engine, *requests: Request) -> dict[str, list[list[int]]]:

@@ -27,7 +27,7 @@ MOST_TOKENS = 90
 
 @pytest.fixture(scope="module")
 def grammars() -> GrammarCompiler:
-    return GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[EOS])
+    return GrammarCompiler((MODEL / "tokenizer.json").read_text(), vocab_size=2112, eos_token_ids=[EOS])
 
 
 class _Panic(BaseException):
@@ -200,7 +200,9 @@ def test_a_matcher_that_fails_fails_its_request_and_no_other(grammars, monkeypat
 
 def test_an_answer_that_outgrows_its_share_of_memory_ends_alone() -> None:
     """States of the lexer are the memory of a grammar: each counted character has some of its own."""
-    small = GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[EOS], max_lexer_states=100)
+    small = GrammarCompiler(
+        (MODEL / "tokenizer.json").read_text(), vocab_size=2112, eos_token_ids=[EOS], max_lexer_states=100
+    )
     greedy, bound = (
         request_of("greedy", grammar="start: /.{0,3000}a/", max_tokens=90),
         request_of("bound", grammar='start: "0123"'),

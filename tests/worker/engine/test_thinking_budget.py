@@ -24,7 +24,7 @@ A = IDS["a"]
 
 @pytest.fixture(scope="module")
 def grammars() -> GrammarCompiler:
-    return GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[EOS])
+    return GrammarCompiler((MODEL / "tokenizer.json").read_text(), vocab_size=2112, eos_token_ids=[EOS])
 
 
 def _budget(tokens: int, *, begun: bool = False) -> ThinkingBudget:

@@ -31,7 +31,7 @@ REFUSED = {  # by structure, by compiling or by the walk at admission
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[1, 106, 50])
+    return GrammarCompiler((MODEL / "tokenizer.json").read_text(), vocab_size=2112, eos_token_ids=[1, 106, 50])
 
 
 def _admitted(model: TrainedModel, body: dict[str, Any]) -> str | None:

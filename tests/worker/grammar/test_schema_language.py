@@ -21,7 +21,7 @@ MOST_TRIES = 3000  # schemas until one tells that a constraint is off
 
 @pytest.fixture(scope="module")
 def walker() -> Walker:
-    compiler = GrammarCompiler(MODEL / "tokenizer.json", vocab_size=2112, eos_token_ids=[1])
+    compiler = GrammarCompiler((MODEL / "tokenizer.json").read_text(), vocab_size=2112, eos_token_ids=[1])
     return Walker(compiler, list(load_checkpoint_text(MODEL).vocabulary.token_bytes), eos=1)
 
 

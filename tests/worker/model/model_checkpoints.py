@@ -6,7 +6,6 @@ scalars and expert scales to one, which would hide a dropped multiplication: her
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelserve.inspection import read_weight_format
-from modelserve.model.architecture import ModelArchitecture
+from modelserve.inspection import read_architecture, read_weight_format
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
@@ -134,10 +132,6 @@ def reference_logits(directory: Path, token_ids: list[int], *, dtype: torch.dtyp
 def random_tokens(count: int, *, seed: int, vocab_size: int = 256) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocab_size, (count,), generator=generator).tolist()
-
-
-def read_architecture(directory: Path) -> ModelArchitecture:
-    return ModelArchitecture.from_config(json.loads((directory / "config.json").read_text()))
 
 
 def load_checkpoint(

@@ -57,6 +57,7 @@ class Hub:
     def snapshot_download(self, repository: str, *, revision: str, local_dir: Path, allow_patterns: list[str]) -> str:
         self.downloads.append((revision, sorted(allow_patterns)))
         for name in allow_patterns:
+            (local_dir / name).parent.mkdir(exist_ok=True)
             (local_dir / name).write_bytes(b"x" * (self.files[name] - (name in self.lost)))
         return str(local_dir)
 
@@ -131,17 +132,64 @@ def test_a_directory_keeps_one_model(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["hf://../x", "google/gemma", "hf://google", "hf://a/b/c", "hf://a b/c", "s3://a/b", "hf://../x/y"]
+    "uri",
+    [
+        "hf://../x",
+        "google/gemma",
+        "hf://google",
+        "hf://a/b/c",
+        "hf://a b/c",
+        "s3://a/b",
+        "hf://../x/y",
+        "hf://a/b/../c.gguf",
+    ],
 )
 def test_malformed_addresses_are_refused(uri: str, hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="hf://OWNER/NAME"):
         fetch(uri, "main", tmp_path)
 
 
-def test_a_repository_without_safetensors_is_refused(hub: Hub, tmp_path: Path) -> None:
-    hub.files = {"config.json": 1, "model.gguf": 5}
-    with pytest.raises(InvalidInput, match=r"no \*\.safetensors"):
+def test_a_repository_without_weights_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {"config.json": 1, "mmproj-model.gguf": 5}
+    with pytest.raises(InvalidInput, match=r"no \*\.safetensors and no \*\.gguf"):
         fetch(URI, "main", tmp_path)
+
+
+PARTS = ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"]
+GGUF = {"config.json": 1, "m-Q4_0.gguf": 5, "m-Q8_0.gguf": 9, "mmproj-BF16.gguf": 7, **dict.fromkeys(PARTS, 3)}
+
+
+@pytest.mark.parametrize(("named", "files"), [("m-Q4_0.gguf", ["m-Q4_0.gguf"]), (PARTS[0], PARTS), (PARTS[1], PARTS)])
+def test_the_gguf_file_that_is_named_is_downloaded_with_its_parts(
+    named: str, files: list[str], hub: Hub, tmp_path: Path
+) -> None:
+    hub.files = dict(GGUF)
+    fetch(f"hf://somebody/some-GGUF/{named}", "main", tmp_path)
+    assert hub.downloads == [("c0ffee", files)]
+
+
+def test_the_only_gguf_model_of_a_repository_needs_no_name(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {"config.json": 1, "m-q4_0.gguf": 5, "mmproj.gguf": 7}
+    fetch("hf://google/gemma-4-12B-it-qat-q4_0-gguf", "main", tmp_path)
+    assert hub.downloads == [("c0ffee", ["m-q4_0.gguf"])]
+
+
+@pytest.mark.parametrize(
+    ("uri", "files", "message"),
+    [
+        ("hf://o/n", GGUF, r"3 GGUF models: name one, as hf://OWNER/NAME/FILE\.gguf \(.*m-Q4_0\.gguf"),
+        ("hf://o/n/m-Q5_0.gguf", GGUF, r"holds no model 'm-Q5_0\.gguf'; it has .*m-Q8_0\.gguf"),
+        ("hf://o/n/mmproj-BF16.gguf", GGUF, r"holds no model 'mmproj-BF16\.gguf'"),
+        ("hf://o/n", {PARTS[0]: 3}, r"m-BF16 in 2 parts: only .* fetch all parts"),
+    ],
+)
+def test_gguf_files_that_are_not_there_are_told_apart(
+    uri: str, files: dict[str, int], message: str, hub: Hub, tmp_path: Path
+) -> None:
+    hub.files = dict(files)
+    with pytest.raises(InvalidInput, match=message):
+        fetch(uri, "main", tmp_path)
+    assert hub.downloads == []
 
 
 def response(status: int) -> httpx.Response:

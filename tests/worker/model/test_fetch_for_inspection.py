@@ -9,6 +9,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from gguf_files import write_gguf
 
 from localcluster.deployment import CHECKPOINT
 from localcluster.hub import Hub, hub
@@ -16,6 +17,7 @@ from modelserve.errors import InvalidInput
 from modelserve.inspection import inspect_checkpoint
 from modelserve_tools.fetch import DownloadError, fetch
 
+TRAINED = Path(__file__).parents[2] / "models" / "gemma4-tiny-keqv"
 URI, COMMIT = "hf://somebody/gemma-4-mine", "a1" * 20
 
 
@@ -46,6 +48,31 @@ def test_the_facts_are_those_of_the_whole_checkpoint(served: Hub, tmp_path: Path
             assert headers < path.stat().st_size / 4, "the weights stay on the Hub"
     assert served.commits_sent() == {COMMIT}, "all of one commit, though the branch may move"
     assert not ranges or served.commits_sent(weights=True) == set()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_the_facts_of_a_gguf_file_are_those_of_the_whole(served: Hub, tmp_path: Path, ranges: bool) -> None:
+    """Its header, and of its tensors the one that the geometry needs."""
+    there = tmp_path / "gguf"
+    there.mkdir()
+    write_gguf(TRAINED, "Q8_0", there / "m-Q8_0.gguf")
+    served.commits[COMMIT], served.ranges = there, ranges
+    fetch(f"{URI}/m-Q8_0.gguf", "main", tmp_path / "here", metadata_only=True)
+    assert inspect_checkpoint(tmp_path / "here") == inspect_checkpoint(there)
+    held, whole = (folder / "m-Q8_0.gguf" for folder in (tmp_path / "here", there))
+    assert held.stat().st_size == whole.stat().st_size
+    assert held.read_bytes() != whole.read_bytes(), "the weights stay on the Hub"
+    fetch(f"{URI}/m-Q8_0.gguf", "main", tmp_path / "here")
+    assert held.read_bytes() == whole.read_bytes()
+
+
+def test_a_gguf_header_that_lies_is_told_by_its_file(served: Hub, tmp_path: Path) -> None:
+    there = tmp_path / "gguf"
+    there.mkdir()
+    (there / "m.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little") * 2)
+    served.commits[COMMIT] = there
+    with pytest.raises(InvalidInput, match=r"m\.gguf states 1152921504606846976 tensors"):
+        fetch(URI, "main", tmp_path / "here", metadata_only=True)
 
 
 def test_the_weights_replace_what_the_inspection_left(served: Hub, tmp_path: Path) -> None:

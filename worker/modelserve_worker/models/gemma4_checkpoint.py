@@ -17,6 +17,7 @@ from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
 from modelserve_worker.models.weight_source import (
     FLOATS,
+    TABLES,
     MatrixNames,
     MatrixShare,
     Region,
@@ -143,10 +144,10 @@ def whole_tensor(name: str, parameter: Tensor, *, dtypes: tuple[str, ...] = FLOA
 
 
 def sharded(name: str, parameter: Tensor, shard: Shard, *, dim: int) -> Iterator[WeightSource]:
-    """One that ranks hold a share of."""
+    """A table that ranks hold a share of."""
     shape = list(parameter.shape)
     shape[dim] = shard.total
-    yield WeightSource(name, tuple(shape), parameter, (Region(dim, shard.start, 0, shard.size),))
+    yield WeightSource(name, tuple(shape), parameter, (Region(dim, shard.start, 0, shard.size),), TABLES)
 
 
 def _replicated(name: str, linear: ReplicatedLinear) -> Iterator[WeightSource]:

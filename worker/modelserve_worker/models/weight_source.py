@@ -9,7 +9,7 @@ columns before rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from modelserve_worker.layers.stored.matrix import DenseMatrix, StoredMatrix
 from modelserve_worker.layers.stored.nvfp4 import Nvfp4Matrix
 
 FLOATS = ("BF16", "F16", "F32")
+INT4_BLOCKS, INT8_BLOCKS = ("Q4_0",), ("Q4_0", "Q5_0", "Q8_0")  # GGUF's names of what becomes either exactly
+TABLES = (*FLOATS, *INT8_BLOCKS, "Q6_K")  # of embeddings: blocks become floats
 INT4_DEVIATION = 4.61  # of evenly drawn -8..7
 INT8_DEVIATION = 73.9  # of evenly drawn -128..127
 NVFP4_DEVIATION = 2.93  # of evenly drawn e2m1
@@ -62,6 +64,7 @@ class WeightSource:
     values: Tensor | None = None  # int64: what the tensor must hold
     word: int | None = None  # what each uint32 of the tensor must be, none of which is kept
     optional: bool = False  # what some tools write, and others that write the same layout do not
+    scales: Tensor | None = None  # the parameter for scales that lie among the elements, in a GGUF file's blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ def is_fused(matrix: StoredMatrix) -> bool:
     """Whether a checkpoint may hold all experts of the matrix in one tensor of each kind, as far as is known."""
     if isinstance(matrix, Fp8Matrix):
         return matrix.layout is Layout.BLOCK_FP8
+    if isinstance(matrix, Int4Matrix | Int8Matrix) and matrix.layout is Layout.GGUF:
+        return True
     return isinstance(matrix, DenseMatrix) or (
         isinstance(matrix, Int4Matrix) and matrix.layout is Layout.COMPRESSED_TENSORS
     )
@@ -112,6 +117,8 @@ def matrix_sources(matrix: StoredMatrix, names: MatrixNames, share: MatrixShare)
     """The tensors that a checkpoint must hold for one of the matrices stacked in `matrix`."""
     if isinstance(matrix, DenseMatrix):
         yield _cut(names.dense, matrix.weight, matrix, share)
+    elif isinstance(matrix, Int4Matrix | Int8Matrix) and matrix.layout is Layout.GGUF:
+        yield _block_source(matrix, names, share)
     elif isinstance(matrix, Int4Matrix):
         of_layout = _int4_sources if matrix.layout is Layout.COMPRESSED_TENSORS else _turned_int4_sources
         yield from of_layout(matrix, names, share)
@@ -137,6 +144,14 @@ def _int4_sources(matrix: Int4Matrix, names: MatrixNames, share: MatrixShare) ->
         yield WeightSource(f"{stem}g_idx", (inputs,), index, (Region(0, 0, 0, inputs),), ("I32",))
     if not matrix.experts or share.expert is not None:  # nobody publishes a shape beside tensors of three dimensions
         yield _stated_shape(stem, share)
+
+
+def _block_source(matrix: Int4Matrix | Int8Matrix, names: MatrixNames, share: MatrixShare) -> WeightSource:
+    """GGUF's: one tensor of blocks that hold both."""
+    elements, kinds = (matrix.packed, INT4_BLOCKS) if isinstance(matrix, Int4Matrix) else (matrix.weight, INT8_BLOCKS)
+    whole = _cut(names.dense, elements, matrix, share, dtypes=kinds)
+    scales = matrix.scale if share.expert is None else matrix.scale[share.expert]
+    return replace(whole, scales=scales)
 
 
 def _turned_int4_sources(matrix: Int4Matrix, names: MatrixNames, share: MatrixShare) -> Iterator[WeightSource]:

@@ -12,10 +12,16 @@ from tokenizers import Tokenizer
 
 from modelserve.errors import InvalidInput
 from modelserve.model.checkpoint_files import GENERATION_FILE, read_generation_config, read_json_object
+from modelserve.model.gguf.files import GgufCheckpoint, read_gguf
 from modelserve_worker.text.chat_template import ChatTemplate
+from modelserve_worker.text.gguf_tokenizer import special_tokens, tokenizer_json
 from modelserve_worker.text.prompt_encoder import PromptEncoder
 from modelserve_worker.text.vocabulary import Vocabulary
 
+TOKENIZER_FILE = "tokenizer.json"
+_GGUF_SAMPLING = {
+    "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat"
+}  # fmt: skip
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -48,26 +54,47 @@ class CheckpointText:
 
 
 def load_checkpoint_text(directory: Path) -> CheckpointText:
-    """Read tokenizer.json and, where present, tokenizer_config.json, chat_template.jinja and generation_config.json.
+    """Read tokenizer.json and, where present, tokenizer_config.json, chat_template.jinja and generation_config.json; of
+    a GGUF checkpoint its metadata, which hold all that.
 
     Raises InvalidInput that names the file.
     """
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise InvalidInput(f"{path} is missing; a checkpoint needs the tokenizer of its model", field="tokenizer.json")
+    source = read_tokenizer_json(directory)
+    if source is None:
+        path = directory / TOKENIZER_FILE
+        raise InvalidInput(f"{path} is missing; a checkpoint needs the tokenizer of its model", field=TOKENIZER_FILE)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(source)
     except Exception as error:  # the library raises plain Exception for every fault of the file
-        raise InvalidInput(f"{path}: {error}", field="tokenizer.json") from error
+        raise InvalidInput(f"{directory / TOKENIZER_FILE}: {error}", field=TOKENIZER_FILE) from error
+    gguf = read_gguf(directory)
     settings_file = directory / "tokenizer_config.json"
-    settings = read_json_object(settings_file) if settings_file.is_file() else {}
+    settings: dict[str, Any] = {}
+    if gguf is not None:
+        settings = {**special_tokens(gguf), "chat_template": gguf.metadata.get("tokenizer.chat_template")}
+    elif settings_file.is_file():
+        settings = read_json_object(settings_file)
     return CheckpointText(
         tokenizer=tokenizer,
         vocabulary=Vocabulary.from_tokenizer(tokenizer),
         chat_template=_chat_template(directory, settings),
-        defaults=_defaults(directory),
+        defaults=_defaults(directory, gguf),
         tokenizer_config=settings,
     )
+
+
+def read_tokenizer_json(directory: Path) -> str | None:
+    """The text of tokenizer.json, of a GGUF checkpoint as its metadata have it; None where there is none.
+
+    Raises InvalidInput that names the file.
+    """
+    if (gguf := read_gguf(directory)) is not None:
+        return tokenizer_json(gguf)
+    path = directory / TOKENIZER_FILE
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: {error}", field=TOKENIZER_FILE) from error
 
 
 def _chat_template(directory: Path, settings: dict[str, Any]) -> ChatTemplate | None:
@@ -93,13 +120,16 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _defaults(directory: Path) -> SamplingDefaults:
+def _defaults(directory: Path, gguf: GgufCheckpoint | None) -> SamplingDefaults:
     document = read_generation_config(directory)
+    if gguf is not None:
+        document = {name: gguf.metadata.get(f"general.sampling.{key}") for name, key in _GGUF_SAMPLING.items()}
     names = SamplingDefaults.__dataclass_fields__
     given = {name: document[name] for name in names if document.get(name) is not None}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidInput(f"{directory / GENERATION_FILE}: {name} must be a number, not {value!r}", field=name)
+            where = directory / GENERATION_FILE if gguf is None else gguf.first
+            raise InvalidInput(f"{where}: {name} must be a number, not {value!r}", field=name)
     if document.get("do_sample") is False:
         given["temperature"] = 0.0
     return SamplingDefaults(**given)

@@ -11,6 +11,7 @@ from torch import Tensor
 from modelserve.model.checkpoint_files import TensorEntry
 from modelserve_worker.models.weight_source import Region, WeightSource
 from modelserve_worker.weights.files import InvalidCheckpoint
+from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME
 
 CHECKED_BYTES = 1 << 22  # of a file that are in memory at a time
 CHECKED_SCALES = 1 << 22  # at a time, in float32
@@ -24,9 +25,15 @@ def check_contents(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
             _check_values(source, source.values, tensor)
         if source.word is not None:
             _check_words(source.word, tensor)
-        if source.scale is not None:
-            for region in source.regions:
-                _check_scales(source, region, tensor)
+        blocks = BLOCKS_BY_NAME.get(tensor.dtype)
+        if source.scale is None and blocks is None:
+            continue
+        scales = source.parameter if source.scales is None else source.scales  # those of tables are in the elements
+        for region in source.regions:
+            counted = region
+            if blocks is not None and source.scales is not None and region.dim == len(source.shape) - 1:
+                counted = _in_blocks(region, blocks.elements)
+            _check_scales(source, scales, counted, tensor)
 
 
 def _check_values(source: WeightSource, values: Tensor, tensor: TensorEntry) -> None:
@@ -64,9 +71,15 @@ def _check_words(word: int, tensor: TensorEntry) -> None:
             )
 
 
-def _check_scales(source: WeightSource, region: Region, tensor: TensorEntry) -> None:
+def _in_blocks(region: Region, elements: int) -> Region:
+    """The same inputs, counted in blocks of so many."""
+    counted = (count // elements for count in (region.source, region.target, region.length))
+    return Region(region.dim, *counted)
+
+
+def _check_scales(source: WeightSource, scales: Tensor, region: Region, tensor: TensorEntry) -> None:
     """What this rank has read of scales: a number each, and where they are `unsigned`, not below zero."""
-    held = source.parameter.narrow(region.dim, region.target, region.length)
+    held = scales.narrow(region.dim, region.target, region.length)
     step = max(1, CHECKED_SCALES // max(1, held[0].numel()))
     for first in range(0, held.shape[0], step):
         values = held[first : first + step].float()

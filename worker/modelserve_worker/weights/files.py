@@ -11,7 +11,9 @@ import torch
 
 from modelserve.errors import InvalidInput
 from modelserve.model.checkpoint_files import INDEX_FILE, TensorEntry, read_header, read_index, weight_files
+from modelserve.model.gguf.files import GgufCheckpoint, read_gguf
 from modelserve.termination import TerminationReason
+from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -39,8 +41,10 @@ def stored_dtype(tensor: TensorEntry, accepted: Sequence[str]) -> torch.dtype:
             f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; the weights that config.json states have "
             f"{' or '.join(accepted)} there: use the checkpoint's own config.json, or an unquantised checkpoint"
         )
-    dtype = DTYPES[tensor.dtype]
-    needed, held = math.prod(tensor.shape) * dtype.itemsize, tensor.end - tensor.start
+    kind = BLOCKS_BY_NAME.get(tensor.dtype)  # whose bytes are told apart later
+    dtype = torch.uint8 if kind is not None else DTYPES[tensor.dtype]
+    elements, held = math.prod(tensor.shape), tensor.end - tensor.start
+    needed = elements * dtype.itemsize if kind is None else elements // kind.elements * kind.bytes
     if needed != held:
         raise InvalidCheckpoint(
             f"{tensor.file}: tensor {tensor.name!r} lies at bytes {tensor.start} to {tensor.end}, which are {held}; "
@@ -55,6 +59,7 @@ class CheckpointFiles:
 
     directory: Path
     tensors: Mapping[str, TensorEntry]
+    gguf: bool = False  # they have llama.cpp's names
 
     @classmethod
     def scan(cls, directory: Path, *, opening: Callable[[Path], None]) -> CheckpointFiles:
@@ -63,11 +68,21 @@ class CheckpointFiles:
         Raises InvalidCheckpoint when there are no files, when one is broken or absent, or the index does not match.
         """
         try:
+            gguf = read_gguf(directory)
+            if gguf is not None:
+                return cls(directory, _entries(gguf), gguf=True)
             return cls(directory, _scan(directory, opening))
         except InvalidCheckpoint:
             raise
         except InvalidInput as error:
             raise InvalidCheckpoint(str(error)) from error
+
+
+def _entries(gguf: GgufCheckpoint) -> dict[str, TensorEntry]:
+    return {
+        name: TensorEntry(name, path, tensor.type.name, tensor.shape, tensor.start, tensor.end)
+        for name, (path, tensor) in gguf.tensors.items()
+    }
 
 
 def _scan(directory: Path, opening: Callable[[Path], None]) -> dict[str, TensorEntry]:

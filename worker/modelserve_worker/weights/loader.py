@@ -12,7 +12,11 @@ from torch import Tensor
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.checkpoint_files import TensorEntry
+from modelserve.model.gguf import tensor_names
+from modelserve.model.weight_format import Layout
 from modelserve_worker.layers.placement import Placement
+from modelserve_worker.layers.stored.int4 import Int4Matrix
+from modelserve_worker.layers.stored.int8 import Int8Matrix
 from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_sources, unused_assistant_names
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
@@ -54,6 +58,9 @@ def load_model(
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(model.parameter_bytes())
+            for _, matrix in model.stored_matrices():
+                if isinstance(matrix, Int4Matrix | Int8Matrix) and matrix.layout is Layout.GGUF:
+                    matrix.layout = Layout.COMPRESSED_TENSORS  # elements and scales are made apart
             _make_up(weight_sources(model), placement, seed=seed, progress=counted)
         else:
             for unused in read_unused_parts(directory):
@@ -135,8 +142,9 @@ def _match(
     present: set[str] = set()
     faults: list[str] = []
     skipped: list[TensorEntry] = []
+    named = tensor_names.text_name if files.gguf else text_name
     for tensor in files.tensors.values():
-        name = text_name(tensor.name)
+        name = named(tensor.name)
         present.add(name or tensor.name)
         if name is None or name in unused or name.endswith(UNUSED_ENDINGS):
             skipped.append(tensor)

@@ -25,6 +25,7 @@ from modelserve.model.checkpoint_files import TensorEntry
 from modelserve.sizing.host.weight_readers import STAGING_BYTES_PER_THREAD, WEIGHT_READERS
 from modelserve_worker.models.weight_source import WeightSource
 from modelserve_worker.weights.files import InvalidCheckpoint, stored_dtype
+from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME, BlockTargets, items_per_block
 from modelserve_worker.weights.progress import LoadProgress
 
 BUFFERS = 2  # per thread: one is filled while the other is copied
@@ -36,7 +37,8 @@ LEAST_RUN_BYTES = 1 << 12  # shorter runs are read together with what lies betwe
 class Piece:
     """Some equal runs of bytes in a file, and the elements of a parameter that they become.
 
-    Run i is the `width` bytes at `start` + i * `stride`; `target` is [runs, elements of a run].
+    Run i is the `width` bytes at `start` + i * `stride`; `target` is [runs, elements of a run]. Runs of `blocks` become
+    what these say, and `target` has the elements of it.
     """
 
     tensor: TensorEntry
@@ -45,11 +47,12 @@ class Piece:
     width: int
     stride: int
     target: Tensor
+    blocks: BlockTargets | None = None
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
-        return self.target.numel() * self.dtype.itemsize
+        """Bytes of the runs."""
+        return self.target.shape[0] * self.width
 
     @property
     def spans(self) -> bool:
@@ -64,19 +67,35 @@ class Piece:
 
 def pieces_of(source: WeightSource, tensor: TensorEntry) -> Iterator[Piece]:
     """What this rank reads of one tensor, in file order. Raises InvalidCheckpoint for a dtype that is not loaded."""
-    dtype = stored_dtype(tensor, source.dtypes)
+    dtype, kind = stored_dtype(tensor, source.dtypes), BLOCKS_BY_NAME.get(tensor.dtype)
+    entry, span = (dtype.itemsize, 1) if kind is None else (kind.bytes, kind.elements)  # what is not cut
+    shape = (*source.shape[:-1], source.shape[-1] // span)
     for region in source.regions:
-        outer, inner = math.prod(source.shape[: region.dim]), math.prod(source.shape[region.dim + 1 :])
-        rows = source.parameter.view(outer, -1).narrow(1, region.target * inner, region.length * inner)
-        width, stride = region.length * inner, source.shape[region.dim] * inner
+        outer, inner = math.prod(shape[: region.dim]), math.prod(shape[region.dim + 1 :])
+        of_row = 1 if region.dim < len(shape) - 1 else span
+        begin, length = region.target // of_row * inner, region.length // of_row * inner
+        rows = _rows(
+            source.parameter, outer, begin, length, 1 if kind is None else items_per_block(source.parameter, kind)
+        )
+        scales = None if source.scales is None else _rows(source.scales, outer, begin, length, 1)
+        width, stride = length, shape[region.dim] * inner
         if width == stride and rows.is_contiguous():  # one run
-            rows, width, stride, outer = rows.view(1, -1), outer * width, outer * stride, 1
-        first = tensor.start + region.source * inner * dtype.itemsize
-        for begin, count, left, right in _blocks(outer, width, stride, dtype.itemsize):
-            start = first + (begin * stride + left) * dtype.itemsize
+            rows, scales = rows.view(1, -1), None if scales is None else scales.view(1, -1)
+            width, stride, outer = outer * width, outer * stride, 1
+        first, items = tensor.start + region.source // of_row * inner * entry, rows.shape[1] // width
+        for run, count, left, right in _blocks(outer, width, stride, entry):
+            start = first + (run * stride + left) * entry
             step = stride if count > 1 else right - left
-            target = rows[begin : begin + count, left:right]
-            yield Piece(tensor, dtype, start, (right - left) * dtype.itemsize, step * dtype.itemsize, target)
+            target, blocks = rows[run : run + count, left * items : right * items], None
+            if kind is not None:
+                beside = None if scales is None else scales[run : run + count, left:right]
+                blocks = BlockTargets(kind, target, beside)
+            yield Piece(tensor, dtype, start, (right - left) * entry, step * entry, target, blocks)
+
+
+def _rows(parameter: Tensor, outer: int, begin: int, length: int, items: int) -> Tensor:
+    """[outer, entries * items] of a parameter: `length` entries from `begin` on."""
+    return parameter.view(outer, -1).narrow(1, begin * items, length * items)
 
 
 def _blocks(outer: int, width: int, stride: int, itemsize: int) -> Iterator[tuple[int, int, int, int]]:
@@ -206,7 +225,7 @@ class _Staging:
         """False where the file's bytes can be read straight into the parameter."""
         target = piece.target
         one_run = target.shape[0] == 1 and target.is_contiguous()
-        return self._on_gpu or not one_run or piece.dtype != target.dtype
+        return self._on_gpu or not one_run or piece.dtype != target.dtype or piece.blocks is not None
 
     def fill(self, piece: Piece, read: Callable[[Piece, Tensor], None]) -> None:
         """Read into the buffer whose turn it is, then start its copy into the parameter."""
@@ -223,15 +242,26 @@ class _Staging:
         read(piece, buffer)
         rows = buffer.view(piece.dtype).view(runs, -1)
         if self._stream is None:
-            piece.target.copy_(rows[:, :elements])
+            if piece.blocks is not None:
+                piece.blocks.store(rows[:, : piece.width])
+            else:
+                piece.target.copy_(rows[:, :elements])
             return
         with torch.cuda.stream(self._stream):
+            if piece.blocks is not None:
+                piece.blocks.store(rows.to(self._device, non_blocking=True)[:, : piece.width])
+                self._record()
+                return
             straight = piece.target.is_contiguous() and rows.shape[1] == elements and piece.dtype == piece.target.dtype
             # Whole rows go over; what is cut or converted is cut and converted on the device.
             source = rows if straight else rows.to(self._device, non_blocking=True)[:, :elements]
             piece.target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
+            self._record()
+
+    def _record(self) -> None:
+        """Mark where the copy of the buffer whose turn it is ends."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
         self._copied[self._turn] = event
 
     def finish(self) -> None:

@@ -19,6 +19,7 @@ from modelserve_worker.kernels.products.int4_linear import (
 from modelserve_worker.layers.stored.int4_layouts import PACKED, transposed, words_by_rows, zero_points_by_rows
 from modelserve_worker.layers.stored.matrix import QuantisedMatrix, frozen
 
+BY_ROWS = (Layout.COMPRESSED_TENSORS, Layout.GGUF)  # layouts that loading leaves in this order
 ZERO = 8  # what stands for zero in a symmetric matrix: elements are stored with this added
 
 
@@ -47,7 +48,7 @@ class Int4Matrix(QuantisedMatrix):
         groups = columns // self.group_size
         self.layout = weight_format.layout
         self.scale_type = weight_format.scale_type
-        turned = self.layout is not Layout.COMPRESSED_TENSORS
+        turned = self.layout not in BY_ROWS
         words = (self.rows // PACKED, columns) if self.layout is Layout.AWQ else (self.rows, columns // PACKED)
         self.packed = self._parameter(*words, torch.int32, device, transposed=turned)
         scale_type = getattr(torch, weight_format.scale_type)
@@ -75,7 +76,7 @@ class Int4Matrix(QuantisedMatrix):
         return elements.flatten(-2)
 
     def loaded(self) -> None:
-        if self.layout is not Layout.COMPRESSED_TENSORS:
+        if self.layout not in BY_ROWS:
             self.packed = frozen(words_by_rows(self.packed, self.layout))
             self.scale = frozen(transposed(self.scale))
             if self.zero_point is not None:
