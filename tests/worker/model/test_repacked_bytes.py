@@ -8,13 +8,14 @@ from architecture_of import architecture_of
 from rank_of import rank_of
 
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.weight_format import WeightFormat, int4
+from modelserve.model.weight_format import MatrixFormat, MixedLinears, StoredType, TextLinear, WeightFormat, int4
 from modelserve.sizing.activation import activation_terms
 from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
+from modelserve.sizing.backends.table import Operation
 from modelserve.sizing.cuda_graphs import CUDA_GRAPH_NODE_BYTES, graphs_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, tile_padding_bytes
-from modelserve.sizing.weights.text import weight_bytes
+from modelserve.sizing.weights.text import SEGMENT_BYTES, weight_bytes
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.layers.parallel import TensorParallel
@@ -78,6 +79,22 @@ def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
         assert "products" not in plain
         assert plain["dequantised"] > 43008 * 5376 * 2
     assert not takes_model(architecture.model_copy(update={"dtype": "float32"}))
+
+
+def test_matrices_that_no_kernel_takes_are_dequantised_beside_others() -> None:
+    """In a workspace of the largest of them, whatever the rest is."""
+    small_groups = MatrixFormat(stored=StoredType.INT4, scales="group", group_size=16)
+    mixed = int4(32).model_copy(update={"mixed": (MixedLinears(linears=(TextLinear.OUTPUT,), format=small_groups),)})
+    held = terms(mixed, tokens=128)
+    largest = 5376 * 32 * 512  # of layers with global attention
+    assert held["products"] == SPLIT_SUM_BYTES
+    assert held["dequantised"] == -(-(largest * 5 // 2) // SEGMENT_BYTES) * SEGMENT_BYTES
+    assert "products" not in terms(mixed, tokens=128, on_cpu=True)
+    assert terms(mixed, tokens=128, on_cpu=True)["dequantised"] > 43008 * 5376 * 2
+    architecture = architecture_of("31B", form="")
+    table = resolve(90, architecture, Formats(mixed))
+    assert not table.of(Operation.LINEAR, TextLinear.OUTPUT, (5376, 16384))[-1].launch
+    assert table.of(Operation.LINEAR, TextLinear.DOWN, (5376, 21504))[-1].launch
 
 
 def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:

@@ -15,6 +15,7 @@ PACKED = 8  # int4 elements of an int32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each nibble, the lowest first
 ONES = 0x11111111  # one in each nibble
 TURNED_WORDS = 1 << 16  # at a time: what a core's cache holds
+TURNED_WORDS_GPU = 1 << 24  # where each operation is a launch: 64 MiB, and as much beside
 _STAGES = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))  # of turning 8 x 8 nibbles: distance, nibbles that stay
 
 
@@ -25,7 +26,8 @@ def words_by_rows(words: Tensor, layout: Layout) -> Tensor:
     *leading, inputs, columns = words.shape
     turned = torch.empty((*leading, columns * PACKED, inputs // PACKED), dtype=torch.int32, device=words.device)
     matrices = zip(words.view(-1, inputs, columns), turned.view(-1, *turned.shape[-2:]), strict=True)
-    eights = max(1, TURNED_WORDS // (PACKED * columns))
+    most = TURNED_WORDS_GPU if words.is_cuda else TURNED_WORDS
+    eights = max(1, most // (PACKED * columns))
     for source, target in matrices:
         places = target.view(columns, PACKED, inputs // PACKED)
         for first in range(0, inputs // PACKED, eights):

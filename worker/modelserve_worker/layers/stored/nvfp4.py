@@ -63,4 +63,5 @@ class Nvfp4Matrix(QuantisedMatrix):
         if self.layout is Layout.COMPRESSED_TENSORS:
             scales = scales.reciprocal()
         self.row_scale.copy_(self._by_row(scales).reshape(self.row_scale.shape))
+        self.scale.view(torch.uint8).bitwise_and_(0x7F)  # the one with a sign that is let in is zero
         self.repack()
