@@ -10,9 +10,12 @@ from modelserve.model.architecture import ModelArchitecture
 
 
 def quantised(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """`config` with every linear layer in one of `quantise.FORMATS`. Raises SystemExit for another name."""
+    """`config` with every linear layer in one of `quantise.FORMATS`, or but for some: `nvfp4_modelopt-without-qkv,o`.
+    Raises SystemExit for another name."""
+    name, _, left = name.partition("-without-")
     if name not in FORMATS:
         raise SystemExit(f"--weights {name}: no format; take one of {', '.join(FORMATS)}")
     stored, architecture = FORMATS[name], ModelArchitecture.from_config(config)
-    dense = [each for each in modules(architecture) if each not in quantisable(architecture, stored)]
+    fitting, named = quantisable(architecture, stored), left.split(",")
+    dense = [each for each in modules(architecture) if each not in fitting or each in named]
     return config | {"quantization_config": quantization_config(architecture, stored, dense)}

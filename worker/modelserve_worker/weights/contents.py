@@ -3,7 +3,7 @@ numbers. What is wrong is refused by the tensor's name and the place in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ LISTED = 4  # numbers that are repeated
 
 def check_contents(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
     """Raise InvalidCheckpoint for the first tensor that does not hold what it must."""
+    sound: dict[int, bool] = {}  # scales of all matrices or experts that are held together, by where they begin
     for source, tensor in matched:
         if source.values is not None:
             _check_values(source, source.values, tensor)
@@ -29,7 +30,10 @@ def check_contents(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
         if source.scale is None and blocks is None:
             continue
         scales = source.parameter if source.scales is None else source.scales  # those of tables are in the elements
-        for region in source.regions:
+        whole = scales if scales._base is None else scales._base
+        if (place := whole.data_ptr()) not in sound:
+            sound[place] = not any(bool(bad.any()) for _, bad in _bad_scales(whole, unsigned=source.unsigned))
+        for region in () if sound[place] else source.regions:
             counted = region
             if blocks is not None and source.scales is not None and region.dim == len(source.shape) - 1:
                 counted = _in_blocks(region, blocks.elements)
@@ -80,20 +84,24 @@ def _in_blocks(region: Region, elements: int) -> Region:
 def _check_scales(source: WeightSource, scales: Tensor, region: Region, tensor: TensorEntry) -> None:
     """What this rank has read of scales: a number each, and where they are `unsigned`, not below zero."""
     held = scales.narrow(region.dim, region.target, region.length)
-    step = max(1, CHECKED_SCALES // max(1, held[0].numel()))
-    for first in range(0, held.shape[0], step):
-        values = held[first : first + step].float()
-        bad = ~values.isfinite()
-        if source.unsigned:
-            bad |= values < 0
+    for first, bad in _bad_scales(held, unsigned=source.unsigned):
         if not bool(bad.any()):
             continue
         place = bad.nonzero()[0].tolist()
-        value = float(values[tuple(place)])
         place[0] += first
+        value = float(held[tuple(place)])
         place[region.dim] += region.source
         wanted = "numbers of 0 or more" if source.unsigned else "numbers"
         raise InvalidCheckpoint(
             f"{tensor.file}: tensor {tensor.name!r} holds {value} at {place}; scales are {wanted}: download it again, "
             "or use another checkpoint"
         )
+
+
+def _bad_scales(held: Tensor, *, unsigned: bool) -> Iterator[tuple[int, Tensor]]:
+    """Some of the first dimension at a time: where they begin, and which of them are wrong."""
+    step = max(1, CHECKED_SCALES // max(1, held[0].numel()))
+    for first in range(0, held.shape[0], step):
+        values = held[first : first + step].float()
+        bad = ~values.isfinite()
+        yield first, bad | (values < 0) if unsigned else bad
