@@ -112,12 +112,12 @@ class FakeCluster:
         await _call(self.asked, Request("get", kind, name))
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
-    async def apply(self, kind: ResourceKind, body: Mapping[str, Any], *, subresource: str | None = None) -> Body:
+    async def apply(self, kind: ResourceKind, body: Mapping[str, Any]) -> Body:
         document = json.loads(json.dumps(body))  # as the wire would carry it
         space, name = key_of(document)
-        request = Request("apply", kind, name, document, subresource)
+        request = Request("apply", kind, name, document)
         await _call(self.asked, request)
-        self.writes.append((f"apply{'/' + subresource if subresource else ''}", kind.kind, name))
+        self.writes.append(("apply", kind.kind, name))
         before = self.objects.get((kind, space, name))
         if before is None:
             merged = document

@@ -39,7 +39,7 @@ def refuse(world) -> Callable[..., None]:
     refusals: dict[ResourceKind, tuple[int, str]] = {}
 
     def guard(request: Any) -> None:
-        if request.verb == "apply" and request.subresource is None and request.kind in refusals:
+        if request.verb == "apply" and request.kind in refusals:
             raise KubeError(*refusals[request.kind])
 
     def refuse(kind: ResourceKind, status: int | None = None, message: str = "") -> None:

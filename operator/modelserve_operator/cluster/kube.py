@@ -46,7 +46,7 @@ class Kube(Protocol):
     async def get(self, kind: ResourceKind, *, namespace: str, name: str) -> dict[str, Any] | None:
         """One object, or None."""
 
-    async def apply(self, kind: ResourceKind, body: Body, *, subresource: str | None = None) -> dict[str, Any]:
+    async def apply(self, kind: ResourceKind, body: Body) -> dict[str, Any]:
         """Server-side apply as field manager `modelserve`, with force; returns the stored object."""
 
     async def json_patch(
@@ -135,12 +135,12 @@ class ClusterKube:
                 return None
             raise
 
-    async def apply(self, kind: ResourceKind, body: Body, *, subresource: str | None = None) -> dict[str, Any]:
+    async def apply(self, kind: ResourceKind, body: Body) -> dict[str, Any]:
         metadata = body["metadata"]
         return await self._request(
             "PATCH",
             kind,
-            kind.path(metadata.get("namespace"), metadata["name"], subresource=subresource),
+            kind.path(metadata.get("namespace"), metadata["name"]),
             query=[("fieldManager", labels.FIELD_MANAGER), ("force", "true")],
             body={"apiVersion": kind.api_version, "kind": kind.kind, **body},
             content_type="application/apply-patch+yaml",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.startup.profile_steps import timed_batch
@@ -22,7 +21,6 @@ def timed_steps(
     most_rows: int,
     longest: int,
     weights_bytes: int,
-    now: Callable[[], float] = time.perf_counter,
 ) -> StepSeconds | None:
     """What steps take; None where they are so short that nobody waits for one: of `most_rows`, at most `longest`.
 
@@ -36,9 +34,9 @@ def timed_steps(
     def seconds(rows: int, start: int) -> float:
         taken = []
         for _ in range(repeats):
-            began = now()
+            began = time.perf_counter()
             runner.profile([timed_batch(start=start, tokens=rows)])
-            taken.append(now() - began)
+            taken.append(time.perf_counter() - began)
         return min(taken)
 
     return StepSeconds.fitted(seconds, rows=(few, many), context=min(_CONTEXT, longest - many))

@@ -82,7 +82,6 @@ def load_assistant(
     *,
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
-    progress: ProgressCallback | None = None,
 ) -> Gemma4Assistant:
     """The drafter in `directory` beside `target`, in its dtype and on its device, filled as a model is.
 
@@ -92,7 +91,7 @@ def load_assistant(
     architecture = read_assistant(directory).model_copy(update={"dtype": computed})
     assistant, placement = Gemma4Assistant(architecture, target), target.placement
     sources = list(assistant_sources(assistant))
-    with LoadProgress(callback=progress) as counted:
+    with LoadProgress() as counted:
         if load_format == "dummy":
             counted.expect(assistant.parameter_bytes())
             if assistant.centroids is not None:
