@@ -15,8 +15,7 @@ from modelserve.model.model_facts import ModelFacts
 from modelserve_operator import labels
 from modelserve_operator.cluster.kinds import CLAIM, MODEL_SERVE, NODE
 from modelserve_operator.cluster.kube import KubeError
-from modelserve_operator.planning.revision_builder import offers_for
-from modelserve_operator.webhook import warm_supply
+from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.webhook.preview import preview
 from modelserve_operator.webhook.reading import Reader
 from modelserve_operator.webhook.review import NotAReviewError, Review, answer, review_of
@@ -242,17 +241,18 @@ def test_revisions_that_cannot_be_read_are_the_readers_to_report(fleet) -> None:
 
 
 async def test_previews_go_on_over_the_supply_before_while_another_is_put_together(
-    fleet, monkeypatch: pytest.MonkeyPatch
+    fleet,
 ) -> None:
-    supply = WarmSupply(fleet.gatherer)
+    ready = threading.Event()
+
+    class Slow(WarmSupply):
+        def put_together(self, supply: Supply) -> None:
+            ready.wait(60)
+            super().put_together(supply)
+
+    supply = Slow(fleet.gatherer)
     await supply.first()
-    before, ready = supply.now, threading.Event()
-
-    def slowly(*arguments: Any) -> object:
-        ready.wait(60)
-        return offers_for(*arguments)
-
-    monkeypatch.setattr(warm_supply, "offers_for", slowly)
+    before = supply.now
     following = asyncio.create_task(supply.follow())
     await asyncio.to_thread(fleet.add_node, "more", product=L40S[0], memory_mib=L40S[1], gpus=8)
     for _ in range(20):

@@ -62,9 +62,7 @@ def test_two_rtx_3090_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(plan["concurrency"]["atMax"]) == int(pool / request * 100) / 100  # type: ignore[arg-type]
 
 
-def test_two_rtx_3090_hold_what_the_example_says(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_rtx_3090_hold_what_the_example_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Tokens of requests of 131,072: in bfloat16 as the example has it, and in int8 as its plan prints beside."""
     plan = _json(BLOCKS[0][0], capsys)["plan"]
     assert isinstance(plan, dict)

@@ -36,9 +36,13 @@ class WarmSupply:
         while True:
             supply = self._gatherer.supply()
             if supply is not self.now:
-                await asyncio.to_thread(offers_for, _serve(published_uris()[0]).spec, supply)
+                await asyncio.to_thread(self.put_together, supply)
                 self.now = supply
             await asyncio.sleep(LOOK_SECONDS)
+
+    def put_together(self, supply: Supply) -> None:
+        """What pools offer is there with the supply from now on."""
+        offers_for(_serve(published_uris()[0]).spec, supply)
 
 
 def _plans(supply: Supply) -> None:

@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from stub_engine import Fault
 
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
-from modelserve_worker.engine import process
 from modelserve_worker.engine.deadline import HEARTBEAT_S
 from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
@@ -34,8 +33,8 @@ Start = Callable[..., Any]
 async def start() -> AsyncIterator[Start]:
     engines: list[EngineProcess] = []
 
-    async def started(**settings: Any) -> EngineProcess:
-        engines.append(EngineProcess(functools.partial(stub_engine.build, **settings)))
+    async def started(of: type[EngineProcess] = EngineProcess, **settings: Any) -> EngineProcess:
+        engines.append(of(functools.partial(stub_engine.build, **settings)))
         await engines[-1].start(lambda done, total: None)
         return engines[-1]
 
@@ -232,11 +231,12 @@ async def test_a_hang_is_noticed_and_ends_the_process(start: Start) -> None:
     await until(lambda: not is_running(engine.pid))
 
 
-async def test_a_stopped_process_is_noticed_and_a_long_step_is_none(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "SILENT_HEARTBEATS", 2)
-    stopped, busy, idle = await start(step_seconds=0.005), await start(), await start()
+class Impatient(EngineProcess):
+    silent_heartbeats = 2
+
+
+async def test_a_stopped_process_is_noticed_and_a_long_step_is_none(start: Start) -> None:
+    stopped, busy, idle = await start(Impatient, step_seconds=0.005), await start(Impatient), await start(Impatient)
     stream = asyncio.create_task(collect(stopped, request("a", 100_000)))
     long_step = asyncio.create_task(collect(busy, request("long", seed=Fault.HANG)))
     await until(lambda: stopped.stats().num_running == 1)
@@ -274,6 +274,33 @@ async def test_shutdown_ends_streams_and_process(start: Start) -> None:
     await until(lambda: not is_running(rank))
 
 
+@contextmanager
+def front_end(folder: Path, chosen: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that has started an engine with a rank under these variables, and both of its children."""
+    (folder / "front_end.py").write_text(
+        "import asyncio, functools, stub_engine, time\n"
+        "from modelserve_worker.engine.process import EngineProcess\n"
+        "async def main():\n"
+        "    engine = EngineProcess(functools.partial(stub_engine.build, with_rank=True))\n"
+        "    await engine.start(lambda done, total: None)\n"
+        "    print(engine.pid, engine.plan_report()['rank'], flush=True)\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    asyncio.run(main())\n"
+    )
+    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environment = {**own, **chosen, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, str(folder / "front_end.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        children = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(children) == 2
+        try:
+            yield process, children
+        finally:
+            process.kill()
+
+
 def _environment(pid: int) -> dict[str, str]:
     """What a process was started with."""
     entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
@@ -284,19 +311,13 @@ def _environment(pid: int) -> dict[str, str]:
     ("chosen", "expected"),
     [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
-async def test_threads_of_the_engine_do_not_spin_for_long_unless_the_user_wants_it(
-    start: Start, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], expected: str | None
+def test_threads_of_the_engine_do_not_spin_for_long_unless_the_user_wants_it(
+    tmp_path: Path, chosen: dict[str, str], expected: str | None
 ) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "")  # so that it is as before behind the test
-        monkeypatch.delenv(name)
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
-    engine = await start(with_rank=True)
-    for pid in (engine.pid, engine.plan_report()["rank"]):
-        found = _environment(pid)
-        assert found.get("GOMP_SPINCOUNT") == expected
-        assert found.get("OMP_WAIT_POLICY") == chosen.get("OMP_WAIT_POLICY")
+    with front_end(tmp_path, chosen) as (_, children):
+        for found in map(_environment, children):
+            assert found.get("GOMP_SPINCOUNT") == expected
+            assert found.get("OMP_WAIT_POLICY") == chosen.get("OMP_WAIT_POLICY")
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -337,26 +358,9 @@ async def test_other_failed_starts_say_what_the_worker_ends_with(
 
 
 def test_engine_and_rank_end_when_the_front_end_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import asyncio, functools, stub_engine, time\n"
-        "from modelserve_worker.engine.process import EngineProcess\n"
-        "async def main():\n"
-        "    engine = EngineProcess(functools.partial(stub_engine.build, with_rank=True))\n"
-        "    await engine.start(lambda done, total: None)\n"
-        "    print(engine.pid, engine.plan_report()['rank'], flush=True)\n"
-        "    time.sleep(600)\n"
-        "if __name__ == '__main__':\n"
-        "    asyncio.run(main())\n"
-    )
-    script = tmp_path / "front_end.py"
-    script.write_text(code)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as front:
-        assert front.stdout is not None
-        children = [int(pid) for pid in front.stdout.readline().split()]
-        assert len(children) == 2
+    with front_end(tmp_path, {}) as (process, children):
         assert all(map(is_running, children))
-        front.kill()
+        process.kill()
     asyncio.run(until(lambda: not any(map(is_running, children))))
 
 

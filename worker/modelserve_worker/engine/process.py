@@ -108,6 +108,7 @@ class EngineProcess(asyncio.Protocol):
     """EngineClient over an engine in a child process, which starts to build it at once. For one event loop."""
 
     max_model_len: int
+    silent_heartbeats = SILENT_HEARTBEATS  # before it counts as stuck
 
     def __init__(
         self,
@@ -363,9 +364,9 @@ class EngineProcess(asyncio.Protocol):
         while self._death is None:
             await asyncio.sleep(HEARTBEAT_S)
             self._silent_heartbeats += 1
-            if self._silent_heartbeats > SILENT_HEARTBEATS and self._death is None:
+            if self._silent_heartbeats > self.silent_heartbeats and self._death is None:
                 self._give_up(
-                    f"the engine's process has said nothing for {SILENT_HEARTBEATS * HEARTBEAT_S:g} s: "
+                    f"the engine's process has said nothing for {self.silent_heartbeats * HEARTBEAT_S:g} s: "
                     "it is stopped or stuck"
                 )
 
