@@ -142,10 +142,12 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
     files = weight_files(directory)
     tensors = {entry.name: entry for path in files for entry in read_header(path)}
     _check_embedding(tensors, architecture)
+    stored = _storage_format(architecture, tensors, stated)
     return ModelFacts(
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
-        format=_storage_format(architecture, tensors, stated),
+        format=stored,
+        unused=tuple(unused_parts(config, stored)),
         identity=_identity(directory, files),
     )
 

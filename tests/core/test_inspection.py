@@ -218,3 +218,23 @@ def test_a_quantised_directory_is_planned_from_its_config(tmp_path: Path, capsys
     stored = int4(8, symmetric=False)
     counted = weight_bytes(ModelArchitecture.from_config(CONFIG), tensor_parallel_size=1, weight_format=stored)
     assert entry["plan"]["perGpu"]["weightsBytes"] == counted
+
+
+def test_a_plan_says_what_a_checkpoint_states_and_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its facts carry it; those of checkpoints without have no such field, which earlier releases may not know."""
+    weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": weights | {"dynamic": False}}
+    stated = {"quant_method": "compressed-tensors", "config_groups": {"g": group}, "ignore": ["lm_head"]}
+    directory = checkpoint(tmp_path / "model", quantization_config=stated)
+    (directory / "model.safetensors").unlink()
+    spec = {"model": {"uri": f"file://{directory}"}, "accelerators": {"products": ["CPU"]}}
+    document = {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe", "metadata": {"name": "x"}}
+    (tmp_path / "x.yaml").write_text(json.dumps(document | {"spec": spec}))
+    assert main(["plan", "-f", str(tmp_path / "x.yaml")]) == 0
+    assert "\n\nnote: static scales of inputs (input_scale) are not used" in capsys.readouterr().out
+    plain = inspect_checkpoint(checkpoint(tmp_path / "plain", dtype="F32"))
+    assert "unused" not in plain.model_dump(by_alias=True)
+    noted = plain.model_copy(update={"unused": ("a note",)})
+    assert ModelFacts.model_validate_json(noted.model_dump_json(by_alias=True)) == noted

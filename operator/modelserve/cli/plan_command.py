@@ -28,7 +28,7 @@ from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_
 from modelserve.cli.plot import plot_concurrency
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
-from modelserve.inspection import inspect_assistant, read_architecture, read_weight_format
+from modelserve.inspection import inspect_assistant, read_architecture, read_unused_parts, read_weight_format
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.weight_format import WeightFormat
@@ -86,6 +86,7 @@ class PlannedServe:
     comparison: list[dict[str, Any]]
     architecture: ModelArchitecture
     peers: tuple[PeerCurve, ...] = ()
+    unused: tuple[str, ...] = ()  # of what the checkpoint states
 
     def to_json(self, *, kernels: bool = False) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, "plan": self.plan.to_json()}
@@ -104,6 +105,7 @@ class PlannedServe:
             nodes_left_out=self.left_out,
             rows_left_out=len(self.shown) - len(shown),
         )
+        page += "".join(f"\n\nnote: {each}" for each in self.unused)
         if kernels:
             page += f"\n\n{kernels_text(best_of_each_product(self.shown), self.architecture, self.wishes)}"
         return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
@@ -162,7 +164,7 @@ def _planned(
     assistants: Mapping[str, AssistantFacts],
 ) -> PlannedServe:
     spec = serve.spec
-    architecture, stored = _model(spec, inspected)
+    architecture, stored, unused = _model(spec, inspected)
     sized: _Sized = {
         "learned": assumed,
         "weight_format": stored,
@@ -180,7 +182,7 @@ def _planned(
     asked = wishes(spec, **sized)
     left_out = tuple(where.left_out(spec))
     if options.compare is None:
-        return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [], architecture)
+        return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [], architecture, unused=unused)
     versions = compared_versions(options.compare)
     pool_bytes = _bytes("--pool", options.pool) if options.pool else None
     pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
@@ -188,7 +190,7 @@ def _planned(
         raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
     compared = compare(architecture, pool, versions)
     peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
-    return PlannedServe(serve.metadata.name, made, rows, left_out, asked, pool, compared, architecture, peers)
+    return PlannedServe(serve.metadata.name, made, rows, left_out, asked, pool, compared, architecture, peers, unused)
 
 
 def _plot(planned: Sequence[PlannedServe], file: str) -> None:
@@ -220,19 +222,22 @@ def _bytes(flag: str, quantity: str) -> int:
     return value
 
 
-def _model(spec: ModelServeSpec, inspected: Mapping[str, ModelFacts]) -> tuple[ModelArchitecture, WeightFormat]:
-    """Geometry and weight format of a published or inspected model, or of a directory of this machine."""
+def _model(
+    spec: ModelServeSpec, inspected: Mapping[str, ModelFacts]
+) -> tuple[ModelArchitecture, WeightFormat, tuple[str, ...]]:
+    """Geometry, weight format, and what of it is not used, of a published or inspected model, or of a directory of this
+    machine."""
     uri = spec.model.uri
     if uri.startswith(_FILE_PREFIX):
         directory = Path(uri.removeprefix(_FILE_PREFIX))
-        return read_architecture(directory), read_weight_format(directory)
+        return read_architecture(directory), read_weight_format(directory), read_unused_parts(directory)
     facts = published_model(uri) or inspected.get(uri)
     if facts is None:
         raise InvalidInput(
             f"spec.model.uri: {uri} cannot be looked into from here; give its directory as file://DIR, or one of "
             f"{', '.join(published_uris())}"
         )
-    return facts.architecture, facts.format
+    return facts.architecture, facts.format, facts.unused
 
 
 def _assistant(spec: ModelServeSpec, inspected: Mapping[str, AssistantFacts]) -> AssistantFacts | None:

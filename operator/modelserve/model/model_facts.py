@@ -20,6 +20,11 @@ class ModelFacts(BaseModel):
     architecture: ModelArchitecture
     weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files, for download and start-up budgets.")
     format: WeightFormat = Field(description="Storage type of the text weights.")
+    unused: tuple[str, ...] = Field(
+        default=(),
+        exclude_if=lambda value: not value,
+        description="What the checkpoint states of its quantisation that is not used, a sentence each.",
+    )
     identity: str | None = Field(
         default=None,
         pattern=r"^[0-9a-f]{64}$",
