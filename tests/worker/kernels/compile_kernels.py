@@ -54,7 +54,9 @@ DEPENDENT_LAUNCH = 90  # the lowest capability that has it
 # How parameters are named that no later kernel of a step writes.
 CONSTANT = ("weight", "scalar", "positions", "slots", "starts", "lengths", "firsts", "table", "cos", "sin")
 WAITS_FIRST = ("embed",)  # the next kernel starts when this one has waited, not before
-SETTLED = {"add_branches": ("residual", "dense", "weights", "experts")}  # where the launch's constant SETTLED is true
+SETTLED = {
+    "add_branches": ("residual", "dense", "choice.weights", "choice.experts")
+}  # where the launch's constant SETTLED is true
 # Bytes of spill stores that are accepted, by how a launch's name begins: accumulators of 512 columns fill registers,
 # and what is spilled are numbers of the layout, once per tile. How many follows from constants that have nothing to do
 # with it, as from the room for chunks. Sliding chunks of fewer warps spill more and take two thirds of the time.

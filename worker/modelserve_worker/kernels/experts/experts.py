@@ -8,7 +8,7 @@ of its inputs, their weighted sum is float32 and rounded once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ class RouterWeights:
     top_k: int
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """What each row chose: experts int32 [T, k], or NO_EXPERT, and their weights, float32 [T, k]."""
 
     weights: Tensor

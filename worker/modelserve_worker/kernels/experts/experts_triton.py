@@ -138,13 +138,13 @@ def chosen_products(
 
 
 @triton.jit
-def shares_of(weights, experts, row, K: tl.constexpr):
+def shares_of(choice, row, K: tl.constexpr):
     """Of each of a row's slots whether it chose an expert, and its weight. Past the first cache: it may be early."""
     shares = ()
-    for choice in tl.static_range(K):
-        slot = row * K + choice
-        chosen = tl.load(experts + slot, cache_modifier=".cg") != NOBODY
-        weight = tl.load(weights + slot, mask=chosen, other=0.0, cache_modifier=".cg")
+    for number in tl.static_range(K):
+        slot = row * K + number
+        chosen = tl.load(choice.experts + slot, cache_modifier=".cg") != NOBODY
+        weight = tl.load(choice.weights + slot, mask=chosen, other=0.0, cache_modifier=".cg")
         shares = shares + ((chosen, weight),)  # noqa: RUF005 - Triton unpacks nothing
     return shares
 
@@ -168,12 +168,12 @@ def routed_row(routed, places, shares, row, column, WIDTH: tl.constexpr, K: tl.c
 
 
 @triton.jit
-def weighted_sum(routed, places, weights, experts, summed, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
+def weighted_sum(routed, places, choice: Choice, summed, WIDTH: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
     launch_dependents()
     wait_for_prerequisites()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    total = routed_row(routed, places, shares_of(weights, experts, row, K), row, column, WIDTH, K)
+    total = routed_row(routed, places, shares_of(choice, row, K), row, column, WIDTH, K)
     tl.store(summed + row * WIDTH + column, total.to(summed.dtype.element_ty), mask=column < WIDTH)
 
 
@@ -183,8 +183,7 @@ def add_branches(
     dense,
     routed,
     places,  # or None, as of `routed_row`
-    weights,
-    experts,
+    choice: Choice,  # or None
     dense_weight,
     routed_weight,
     added_weight,
@@ -212,7 +211,7 @@ def add_branches(
         factor = tl.load(scalar).to(tl.float32)
     if not SETTLED:
         wait_for_prerequisites()
-    shares = shares_of(weights, experts, row, K)
+    shares = shares_of(choice, row, K)
     first = tl.load(dense + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     kept = tl.load(residual + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     left = rms(first[None, :], first_weights, WIDTH, eps).to(dtype).to(tl.float32)
@@ -289,19 +288,12 @@ class TritonExperts:
         return dense, Shares(results, routed.choice, dealt.places)
 
     def weighted_sum(self, shares: Shares) -> Tensor:
-        weights, experts = shares.choice.weights, shares.choice.experts
-        rows, width = weights.shape[0], shares.results.shape[1]
-        summed = torch.empty((rows, width), dtype=shares.results.dtype, device=weights.device)
+        (rows, top_k), width = shares.choice.weights.shape, shares.results.shape[1]
+        summed = torch.empty((rows, width), dtype=shares.results.dtype, device=shares.results.device)
         launch(
-            weighted_sum,
-            (rows,),
-            shares.results,
-            shares.places,
-            weights,
-            experts,
-            summed,
-            **_sum_launch(width, rows, weights.shape[1], exact=self._exact),
-        )
+            weighted_sum, (rows,), shares.results, shares.places, shares.choice, summed,
+            **_sum_launch(width, rows, top_k, exact=self._exact),
+        )  # fmt: skip
         return summed
 
     def add_branches(
@@ -317,15 +309,14 @@ class TritonExperts:
     ) -> tuple[Tensor, Tensor | None]:
         rows, width = residual.shape
         normed = None if next_weight is None else torch.empty_like(residual)
-        results, places, weights, experts, top_k, settled = routed, None, None, None, 0, False
+        results, places, choice, top_k, settled = routed, None, None, 0, False
         if isinstance(routed, Shares):
-            results, places, top_k = routed.results, routed.places, routed.choice.experts.shape[1]
-            settled = rows <= self._streamed_rows
-            weights, experts = routed.choice.weights, routed.choice.experts
+            results, places, choice = routed.results, routed.places, routed.choice
+            top_k, settled = choice.experts.shape[1], rows <= self._streamed_rows
         launch(
             add_branches, (rows,),
-            residual, dense, results, places, weights, experts, norms.dense, norms.routed, norms.added, scalar,
-            next_weight, normed, eps, SETTLED=settled, **_sum_launch(width, rows, top_k, exact=self._exact),
+            residual, dense, results, places, choice, norms.dense, norms.routed, norms.added, scalar, next_weight,
+            normed, eps, SETTLED=settled, **_sum_launch(width, rows, top_k, exact=self._exact),
         )  # fmt: skip
         return residual, normed
 

@@ -9,7 +9,7 @@ inputs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,11 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
+from modelserve_worker.kernels.compiling.bundles import bundle, constant
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs
 from modelserve_worker.kernels.products.linear_tiles import (
     LinearTile,
     SharedBuffers,
+    SplitSums,
     grouped_tile,
     linear_tile,
 )
@@ -64,6 +66,17 @@ fma.rn.bf16x2 wide, $1, sixteen, $1;
 fma.rn.bf16x2 rest, wide, minus, $1;
 fma.rn.bf16x2 $0, rest, one, wide;
 }""")
+
+
+@bundle
+class PairedMatrix(NamedTuple):
+    """A matrix, or one of each expert behind one another, as kernels take it."""
+
+    elements: Tensor  # int16: pairs [N, stored / 2]
+    scales: Tensor
+    SCALE_ROWS: tl.constexpr  # rows of a block with one scale; 0: each row has one
+    ROUNDS: tl.constexpr  # inputs to the precision of e4m3
+    WHOLE: tl.constexpr  # K is a multiple of the tile
 
 
 @triton.jit
@@ -155,19 +168,14 @@ def fp8_sum(
 def fp8_product(
     x,  # [rows, K]
     x_stride,
-    elements,  # int16: pairs [N, stored / 2]
-    scales,
+    matrix: PairedMatrix,
     output,  # [rows, N]
-    sums,
-    arrivals,
+    sums: SplitSums,
     rows,
     N,
     K,
     stored,
     splits,
-    WHOLE: tl.constexpr,  # K is a multiple of the tile
-    SCALE_ROWS: tl.constexpr,  # rows of a block with one scale; 0: each row has one
-    ROUNDS: tl.constexpr,  # inputs to the precision of e4m3
     SPLIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -179,25 +187,24 @@ def fp8_product(
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
     begin, end = split_range(tl.cdiv(K, TILE_INPUTS), split, splits)
-    total = fp8_sum(x_at, (m < rows)[None, :], elements, scales, n, N, K, stored, begin, end, WHOLE, SCALE_ROWS, ROUNDS)
+    total = fp8_sum(
+        x_at, (m < rows)[None, :], matrix.elements, matrix.scales, n, N, K, stored, begin, end, matrix.WHOLE,
+        matrix.SCALE_ROWS, matrix.ROUNDS,
+    )  # fmt: skip
     block = row_block * tl.num_programs(1) + column_block
-    store_product(total, output, m, n, rows, N, sums, arrivals, block, split, splits, SPLIT)
+    store_product(total, output, m, n, rows, N, sums.parts, sums.arrivals, block, split, splits, SPLIT)
 
 
 @triton.jit
 def fp8_expert_products(
     x,  # [R, K], rows of one expert beside one another
     x_stride,
-    elements,  # of expert 0; the others follow
-    scales,
+    matrix: PairedMatrix,
     output,  # [R, N]
     ends,  # of each expert's rows
     N,
     K,
     stored,
-    WHOLE: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    ROUNDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -206,14 +213,27 @@ def fp8_expert_products(
     column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin, end = expert_rows(ends, expert)
     tiles = tl.cdiv(K, TILE_INPUTS)
-    elements += expert.to(tl.int64) * N * (stored // 2)
-    scales += expert * (tl.cdiv(N, SCALE_ROWS) * tiles if SCALE_ROWS else N)
+    SCALE_ROWS: tl.constexpr = matrix.SCALE_ROWS
+    elements = matrix.elements + expert.to(tl.int64) * N * (stored // 2)
+    scales = matrix.scales + expert * (tl.cdiv(N, SCALE_ROWS) * tiles if SCALE_ROWS else N)
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     for first in range(begin + part * BLOCK_M, end, tl.num_programs(2) * BLOCK_M):
         m = first + tl.arange(0, BLOCK_M)
         x_at = x + m.to(tl.int64)[None, :] * x_stride + columns_of_pairs()[:, None]
         total = fp8_sum(
-            x_at, (m < end)[None, :], elements, scales, n, N, K, stored, 0, tiles, WHOLE, SCALE_ROWS, ROUNDS
+            x_at,
+            (m < end)[None, :],
+            elements,
+            scales,
+            n,
+            N,
+            K,
+            stored,
+            0,
+            tiles,
+            matrix.WHOLE,
+            SCALE_ROWS,
+            matrix.ROUNDS,
         )
         store_product(total, output, m, n, end, N, None, None, 0, 0, 1, False)
 
@@ -266,11 +286,13 @@ def e4m3_bits(values):
     return values.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
 
 
-def _constants(matrix: Fp8Pairs, tile: LinearTile) -> dict[str, Any]:
-    return {
-        "WHOLE": matrix.inputs % SCALE_BLOCK == 0, "SCALE_ROWS": matrix.scale_rows, "ROUNDS": matrix.rounds_inputs,
-        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
-    }  # fmt: skip
+def _paired(matrix: Fp8Pairs) -> PairedMatrix:
+    constants = (matrix.scale_rows, matrix.rounds_inputs, matrix.inputs % SCALE_BLOCK == 0)
+    return PairedMatrix(matrix.elements.view(torch.int16), matrix.scales, *map(constant, constants))
+
+
+def _constants(tile: LinearTile) -> dict[str, Any]:
+    return {"BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
 
 
 def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
@@ -279,12 +301,11 @@ def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile, *, shared: S
     rows, outputs = x.shape[0], matrix.rows
     output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     splits = tile.splits(rows=rows, outputs=outputs, tiles=triton.cdiv(matrix.inputs, SCALE_BLOCK))
-    sums = shared.split_sums
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
     launch(
         fp8_product, grid,
-        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, sums.parts, sums.arrivals,
-        rows, outputs, matrix.inputs, matrix.elements.shape[1], splits, SPLIT=splits > 1, **_constants(matrix, tile),
+        x, x.stride(0), _paired(matrix), output, shared.split_sums, rows, outputs, matrix.inputs,
+        matrix.elements.shape[1], splits, SPLIT=splits > 1, **_constants(tile),
     )  # fmt: skip
     return output
 
@@ -297,8 +318,7 @@ def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile
     grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
     launch(
         fp8_expert_products, grid,
-        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, ends, outputs, matrix.inputs, stored,
-        **_constants(matrix, tile),
+        x, x.stride(0), _paired(matrix), output, ends, outputs, matrix.inputs, stored, **_constants(tile),
     )  # fmt: skip
     return output
 

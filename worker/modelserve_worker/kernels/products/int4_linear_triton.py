@@ -9,7 +9,7 @@ rounded to bfloat16 once as the plain reference's, and leaves the sums to the ma
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,11 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
+from modelserve_worker.kernels.compiling.bundles import bundle, constant
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.products.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import (
     LinearTile,
     SharedBuffers,
+    SplitSums,
     grouped_tile,
     linear_tile,
 )
@@ -56,6 +58,17 @@ SCALED = tl.constexpr(
     )
     + "}"
 )
+
+
+@bundle
+class TiledMatrix(NamedTuple):
+    """A matrix, or one of each expert behind one another, as kernels take it."""
+
+    words: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    GROUPS: tl.constexpr
+    WHOLE: tl.constexpr  # K is a multiple of the tile
 
 
 @triton.jit
@@ -189,18 +202,13 @@ def part_of_product(
 def int4_product(
     x,  # [rows, K]
     x_stride,
-    words,
-    scales,
-    zeros,  # or None
+    matrix: TiledMatrix,
     output,  # [rows, N]
-    sums,
-    arrivals,
+    sums: SplitSums,
     rows,
     N,
     K,
     splits,
-    GROUPS: tl.constexpr,
-    WHOLE: tl.constexpr,  # K is a multiple of the tile
     SPLIT: tl.constexpr,
     FEW: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -214,24 +222,22 @@ def int4_product(
     x_at = x + m.to(tl.int64)[None, :] * x_stride + tl.arange(0, WORDS)[:, None]
     begin, end = split_range(tl.cdiv(K, TILE_INPUTS), split, splits)
     wanted = (m < rows)[None, :]
-    total = part_of_product(x_at, wanted, words, scales, zeros, n, N, K, begin, end, GROUPS, WHOLE, FEW)
+    total = part_of_product(
+        x_at, wanted, matrix.words, matrix.scales, matrix.zeros, n, N, K, begin, end, matrix.GROUPS, matrix.WHOLE, FEW
+    )
     block = row_block * tl.num_programs(1) + column_block
-    store_product(total, output, m, n, rows, N, sums, arrivals, block, split, splits, SPLIT)
+    store_product(total, output, m, n, rows, N, sums.parts, sums.arrivals, block, split, splits, SPLIT)
 
 
 @triton.jit
 def int4_expert_products(
     x,  # [R, K], rows of one expert beside one another
     x_stride,
-    words,  # of expert 0; the others follow
-    scales,
-    zeros,  # or None
+    matrix: TiledMatrix,
     output,  # [R, N]
     ends,  # of each expert's rows
     N,
     K,
-    GROUPS: tl.constexpr,
-    WHOLE: tl.constexpr,
     FEW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -241,8 +247,10 @@ def int4_expert_products(
     column_block, expert, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin, end = expert_rows(ends, expert)
     tiles = tl.cdiv(K, TILE_INPUTS)
-    words += expert.to(tl.int64) * tiles * N * WORDS
-    scales += expert.to(tl.int64) * tiles * N * GROUPS
+    GROUPS: tl.constexpr = matrix.GROUPS
+    words = matrix.words + expert.to(tl.int64) * tiles * N * WORDS
+    scales = matrix.scales + expert.to(tl.int64) * tiles * N * GROUPS
+    zeros = matrix.zeros
     if zeros is not None:
         zeros += expert.to(tl.int64) * tiles * N * ((GROUPS + 1) // 2)
     n = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -250,7 +258,7 @@ def int4_expert_products(
         m = first + tl.arange(0, BLOCK_M)
         x_at = x + m.to(tl.int64)[None, :] * x_stride + tl.arange(0, WORDS)[:, None]
         wanted = (m < end)[None, :]
-        total = part_of_product(x_at, wanted, words, scales, zeros, n, N, K, 0, tiles, GROUPS, WHOLE, FEW)
+        total = part_of_product(x_at, wanted, words, scales, zeros, n, N, K, 0, tiles, GROUPS, matrix.WHOLE, FEW)
         store_product(total, output, m, n, end, N, None, None, 0, 0, 1, False)
 
 
@@ -278,10 +286,15 @@ def int4_dequantise(
         tl.store(at, planes[plane].to(elements.dtype.element_ty), mask=(n < last)[:, None] & (k < K)[None, :])
 
 
-def _constants(tiles: Int4Tiles, tile: LinearTile) -> dict[str, Any]:
+def _matrix(tiles: Int4Tiles) -> TiledMatrix:
+    groups, whole = constant(tiles.scales.shape[-2]), constant(tiles.inputs % INT4_TILE_INPUTS == 0)
+    return TiledMatrix(tiles.words, tiles.scales, tiles.zero_points, groups, whole)
+
+
+def _constants(tile: LinearTile) -> dict[str, Any]:
     return {
-        "GROUPS": tiles.scales.shape[-2], "WHOLE": tiles.inputs % INT4_TILE_INPUTS == 0, "FEW": tile.few,
-        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
+        "FEW": tile.few, "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps,
+        "num_stages": tile.stages,
     }  # fmt: skip
 
 
@@ -291,12 +304,11 @@ def int4_product_with(x: Tensor, tiles: Int4Tiles, tile: LinearTile, *, shared: 
     rows, outputs = x.shape[0], tiles.rows
     output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     splits = tile.splits(rows=rows, outputs=outputs, tiles=tiles.words.shape[-3])
-    sums = shared.split_sums
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
     launch(
         int4_product, grid,
-        x, x.stride(0), tiles.words, tiles.scales, tiles.zero_points, output, sums.parts, sums.arrivals,
-        rows, outputs, tiles.inputs, splits, SPLIT=splits > 1, **_constants(tiles, tile),
+        x, x.stride(0), _matrix(tiles), output, shared.split_sums, rows, outputs, tiles.inputs, splits,
+        SPLIT=splits > 1, **_constants(tile),
     )  # fmt: skip
     return output
 
@@ -337,7 +349,6 @@ def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTil
     grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
     launch(
         int4_expert_products, grid,
-        x, x.stride(0), tiles.words, tiles.scales, tiles.zero_points, output, ends, outputs, tiles.inputs,
-        **_constants(tiles, tile),
+        x, x.stride(0), _matrix(tiles), output, ends, outputs, tiles.inputs, **_constants(tile),
     )  # fmt: skip
     return output

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,8 +110,7 @@ def empty_product(x: Tensor, outputs: int, parts: int) -> Tensor:
     return torch.empty((parts, x.shape[0], outputs), dtype=torch.float32, device=x.device)
 
 
-@dataclass(frozen=True, slots=True)
-class SplitSums:
+class SplitSums(NamedTuple):
     """What programs with parts of one sum share: float32 parts, and int32 counters that are 0 between launches."""
 
     parts: Tensor

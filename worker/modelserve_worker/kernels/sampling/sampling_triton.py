@@ -13,6 +13,8 @@ The plain reference is in `kernels.sampling.sampling`; noise has the bits of `ke
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from modelserve.sizing.activation import TOP_K_CAPACITY, VOCABULARY_CHUNK
+from modelserve_worker.kernels.compiling.bundles import bundle, constant
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.sampling import sampling
 from modelserve_worker.kernels.sampling.sampling import CandidateRows
@@ -38,6 +41,33 @@ _CHUNK_WARPS = 8
 _ROW_WARPS = 16
 
 
+class SelectedRows(NamedTuple):
+    """Rows of a step, parts of its buffer, as of `CandidateRows`."""
+
+    slots: Tensor
+    positions: Tensor
+    output_counts: Tensor
+
+
+@bundle
+class SelectedColumns(NamedTuple):
+    """Parameters by slot, as of `SlotColumns`."""
+
+    seeds: Tensor
+    temperatures: Tensor
+    top_ks: Tensor
+    min_tokens: Tensor
+    banned: Tensor
+    BANNED: tl.constexpr
+
+
+class TokenMasks(NamedTuple):
+    """As of `CandidateRows`."""
+
+    rows: Tensor
+    words: Tensor
+
+
 class TritonSampling:
     """Sampling by kernels. `chunk`: logits of one program, a power of two from TOP_K_CAPACITY; it changes no token."""
 
@@ -49,13 +79,17 @@ class TritonSampling:
         chunks = triton.cdiv(share, self._chunk)
         candidates = torch.empty(count, chunks, rows.width, dtype=torch.int64, device=logits.device)
         cap = 1.0 if rows.softcap is None else rows.softcap
+        selected = SelectedColumns(
+            columns.seeds, columns.temperature, columns.top_k, columns.min_tokens, columns.banned,
+            constant(columns.banned.shape[1]),
+        )  # fmt: skip
+        masks = None if rows.masks is None or rows.mask_rows is None else TokenMasks(rows.mask_rows, rows.masks)
         launch(
             _select_chunks, (chunks, count),
-            logits, rows.slots, rows.positions, rows.output_counts, columns.seeds, columns.temperature, columns.top_k,
-            columns.min_tokens, columns.banned, candidates, rows.mask_rows, rows.masks, logits.stride(0), share,
-            0 if rows.masks is None else rows.masks.shape[1], first_token, rows.width, cap, 1.0 / cap,
-            BANNED=columns.banned.shape[1], CAPPED=rows.softcap is not None, MASKED=rows.masks is not None,
-            CHUNK=self._chunk, CAPACITY=TOP_K_CAPACITY, num_warps=_CHUNK_WARPS,
+            logits, SelectedRows(rows.slots, rows.positions, rows.output_counts), selected, candidates, masks,
+            logits.stride(0), share, 0 if rows.masks is None else rows.masks.shape[1], first_token, rows.width, cap,
+            1.0 / cap, CAPPED=rows.softcap is not None, CHUNK=self._chunk, CAPACITY=TOP_K_CAPACITY,
+            num_warps=_CHUNK_WARPS,
         )  # fmt: skip
         return candidates
 
@@ -89,22 +123,13 @@ def _padded(parts: int) -> int:
 
 
 # Rows' slots, positions and counts are parts of a step's buffer, and the width is the batch's.
-@triton.jit(
-    do_not_specialize=["first_token", "width"], do_not_specialize_on_alignment=["slots", "positions", "output_counts"]
-)
+@triton.jit(do_not_specialize=["first_token", "width"], do_not_specialize_on_alignment=["rows"])
 def _select_chunks(
     logits,
-    slots,
-    positions,
-    output_counts,
-    seeds,
-    temperatures,
-    top_ks,
-    min_tokens,
-    banned,
+    rows: SelectedRows,
+    columns: SelectedColumns,
     candidates,
-    mask_rows,
-    masks,
+    masks: TokenMasks,  # or None
     row_stride,
     share,
     mask_words,
@@ -112,9 +137,7 @@ def _select_chunks(
     width,
     softcap,
     softcap_reciprocal,
-    BANNED: tl.constexpr,
     CAPPED: tl.constexpr,
-    MASKED: tl.constexpr,
     CHUNK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
@@ -123,31 +146,31 @@ def _select_chunks(
     wait_for_prerequisites()
     row = tl.program_id(1).to(tl.int64)
     entry = row * tl.num_programs(0) + tl.program_id(0)
-    slot = tl.load(slots + row)
-    temperature = tl.load(temperatures + slot)
-    top_k = tl.load(top_ks + slot)
+    slot = tl.load(rows.slots + row)
+    temperature = tl.load(columns.temperatures + slot)
+    top_k = tl.load(columns.top_ks + slot)
     greedy = temperature < _MIN_TEMPERATURE
     wanted = _candidates_wanted(greedy, top_k, width)
 
-    columns = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inside = columns < share
-    tokens = first_token + columns
-    values = tl.load(logits + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    places = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    inside = places < share
+    tokens = first_token + places
+    values = tl.load(logits + row * row_stride + places, mask=inside, other=0.0).to(tl.float32)
     broken = values != values
     values = tl.where(broken, -float("inf"), values)
     if CAPPED:
         values = _tanh(values * softcap_reciprocal) * softcap
-    if MASKED:
-        mask = tl.load(mask_rows + row).to(tl.int64)
-        words = masks + mask * mask_words + tokens // 32
+    if masks is not None:
+        mask = tl.load(masks.rows + row).to(tl.int64)
+        words = masks.words + mask * mask_words + tokens // 32
         word = tl.load(words, mask=inside & (mask >= 0), other=-1)
         values = tl.where(((word >> (tokens % 32)) & 1) != 0, values, -float("inf"))
-    if tl.load(output_counts + row) < tl.load(min_tokens + slot):
-        for i in tl.static_range(BANNED):
-            values = tl.where(tokens == tl.load(banned + slot * BANNED + i), -float("inf"), values)
+    if tl.load(rows.output_counts + row) < tl.load(columns.min_tokens + slot):
+        for i in tl.static_range(columns.BANNED):
+            values = tl.where(tokens == tl.load(columns.banned + slot * columns.BANNED + i), -float("inf"), values)
     values = tl.div_rn(values, tl.where(greedy, 1.0, temperature))
     if (top_k == 0) & (temperature >= _MIN_TEMPERATURE):
-        values += _gumbel_noise(tl.load(seeds + slot), tl.load(positions + row), tokens)
+        values += _gumbel_noise(tl.load(columns.seeds + slot), tl.load(rows.positions + row), tokens)
     keys = tl.where(inside, tl.where(broken, _NAN_KEY, _key(values)), _LEAST_KEY)
 
     first = candidates + entry * width
