@@ -62,10 +62,10 @@ def toy_decode(output):
     tl.store(output, tl.load(output))
 
 
-def multiply(x, weight, *, workspace):
+def multiply(x, weight, *, shared):
     CALLS.append("product")
     result, size = x.new_empty(x.shape[0], len(weight)), {"INPUTS": x.shape[1], "OUTPUTS": len(weight)}
-    block, sums = triton.next_power_of_2(x.shape[1]), workspace.view(torch.float32)
+    block, sums = triton.next_power_of_2(x.shape[1]), shared.named("toy_sums", 3 << 20).view(torch.float32)
     launch(toy_product, (len(weight), x.shape[0]), x.contiguous(), weight, result, sums, **size, BLOCK=block)
     return result
 
@@ -78,7 +78,7 @@ def decode(q, output, step, **layer):
 
 PRODUCT = registry.ProductKernel(
     "toy_product", Backend.TRITON, lambda m: 4 * (m.capability == ADA and m.linear is TextLinear.OUTPUT),
-    LAUNCH + "multiply", ("workspace",), shared_bytes=SHARED, buffer=lambda _: ("toy_sums", 3 << 20),
+    LAUNCH + "multiply", ("shared",), shared_bytes=SHARED, buffer=lambda _: ("toy_sums", 3 << 20),
     extra=(1, "wide_seconds"),
 )  # fmt: skip
 ATTENTION = attention_kernels.AttentionKernel(

@@ -186,8 +186,6 @@ class Operations:
         if name == "tile":
             assert self.table.capability is not None
             return exact_tile("int4" if stored is StoredType.INT4 else "fp8", capability=self.table.capability)
-        if name == "workspace":
-            return self.shared.named(choice.buffer, choice.workspace_bytes)
         return {"capability": self.table.capability, "settles": choice.settles, "shared": self.shared}[name]
 
 

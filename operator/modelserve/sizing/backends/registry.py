@@ -15,7 +15,7 @@ from modelserve.sizing.backends.table import ANY_ROWS, HEAD, LIBRARY, NO_ENDS, B
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.weights.quantised_tiles import fp8_inputs
 
-Argument = Literal["capability", "settles", "shared", "tile", "workspace"]
+Argument = Literal["capability", "settles", "shared", "tile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class ProductKernel:
     `takes` (matrix) -> the most rows that it multiplies, ANY_ROWS, or 0 for a matrix that it does not take. `launch`:
     "module:function" that a worker calls (x, matrix as kernels hold it; of experts also where their rows end), with
     what `given` names: its GPU's capability, whether the product settles, buffers that products share, the tile of
-    profile exact, the workspace (uint8) that is its `buffer`. "": PyTorch's product, or the profile's own, multiplies
-    by the elements. `kernels` (matrix) -> all that one call launches, left out: the one of the row's name. `ends`: what
-    the kernel does with sums besides storing them. `buffer` (matrix) -> name and bytes of memory that all calls share.
+    profile exact. "": PyTorch's product, or the profile's own, multiplies by the elements. `kernels` (matrix) -> all
+    that one call launches, left out: the one of the row's name. `ends`: what the kernel does with sums besides storing
+    them. `buffer` (matrix) -> name and bytes of memory that all calls share, and take by that name.
     `extra`: what a product of so many rows or more takes beside reading and multiplying, by the name of the rate
     (`planning.speed.engine_rates.EngineRates`).
     """

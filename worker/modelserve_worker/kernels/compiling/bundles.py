@@ -28,6 +28,9 @@ def constant(value: Any) -> tl.constexpr:
 def bundle(kind: type[T]) -> type[T]:
     """Decorates the NamedTuple. Kernels that are interpreted read plain numbers from it: constants of Triton's know
     fewer operators than the compiler."""
+    assert not {"values", "type"} & {*kind.__dict__["_fields"]}, (
+        f"{kind.__name__}: Triton's tuples have that themselves"
+    )
     if triton.knobs.runtime.interpret:
         for index, name in enumerate(kind.__dict__["_fields"]):
             setattr(kind, name, property(partial(_plain, index=index)))

@@ -20,7 +20,7 @@ Format = Literal["int4", "fp8"]
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
 MOST_COUNTERS = 1 << 12
 PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
-_FLOAT32 = 4
+_INT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,9 @@ class SharedBuffers:
     @cached_property
     def split_sums(self) -> SplitSums:
         """SPLIT_SUM_BYTES together."""
-        floats = SPLIT_SUM_BYTES // _FLOAT32 - MOST_COUNTERS
-        return SplitSums(
-            torch.empty(floats, dtype=torch.float32, device=self._device),
-            torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=self._device),
-        )
+        held = self.named("split_sums", SPLIT_SUM_BYTES)
+        arrivals = held[-_INT32 * MOST_COUNTERS :].view(torch.int32)
+        return SplitSums(held[: -arrivals.nbytes].view(torch.float32), arrivals.zero_())
 
     @cached_property
     def dequantised_block(self) -> Tensor:
@@ -146,4 +144,4 @@ class SharedBuffers:
 
         It is kept: the allocator would cut a free block of this size up for others, and take a new one each time.
         """
-        return torch.empty(DEQUANTISED_BLOCK_BYTES // 2, dtype=torch.bfloat16, device=self._device)
+        return self.named("dequantised_block", DEQUANTISED_BLOCK_BYTES).view(torch.bfloat16)
