@@ -22,7 +22,7 @@ from modelserve.model.checkpoint_files import (
 )
 from modelserve.model.gguf.files import read_gguf
 from modelserve.model.gguf.geometry import gguf_architecture
-from modelserve.model.gguf.weight_format import gguf_weight_format
+from modelserve.model.gguf.weight_format import gguf_weight_format, rounded_once_more
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.quantization.config import read_config, stated_format, unused_parts
 from modelserve.model.quantization.files import as_files_hold
@@ -117,9 +117,9 @@ def read_weight_format(directory: Path) -> WeightFormat:
 
 
 def read_unused_parts(directory: Path) -> tuple[str, ...]:
-    """What `directory`/config.json states of its quantisation that is not used, a sentence each. Raises as above."""
-    if read_gguf(directory) is not None:
-        return ()
+    """What of a checkpoint's quantisation is not used as it is stated or stored, a sentence each. Raises as above."""
+    if (gguf := read_gguf(directory)) is not None:
+        return rounded_once_more(gguf, read_weight_format(directory))
     return tuple(unused_parts(read_config(directory), read_weight_format(directory)))
 
 

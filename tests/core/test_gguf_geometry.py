@@ -12,7 +12,7 @@ from architecture_of import architecture_of
 from gguf_models import tensor_shapes, types_of, write_sparse
 
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.inspection import inspect_checkpoint, read_architecture, read_weight_format
+from modelserve.inspection import inspect_checkpoint, read_architecture, read_unused_parts, read_weight_format
 from modelserve.model.gguf.tensor_names import gguf_name, text_name
 from modelserve.model.weight_format import Layout, ScaleType, StoredType, TextLinear
 from modelserve.sizing.weights.text import weight_bytes
@@ -67,6 +67,17 @@ def test_bytes_are_planned_from_the_header(size: str, kind: str, tmp_path: Path)
     assert facts.weight_bytes == (tmp_path / "m.gguf").stat().st_size
 
 
+def test_k_quants_are_int8_and_it_is_said(tmp_path: Path) -> None:
+    architecture = architecture_of("31B")
+    named = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}
+    write_sparse(tmp_path / "m.gguf", architecture, types_of(architecture, "Q4_K", **named))
+    assert str(read_weight_format(tmp_path)) == "int8_g32_f16"
+    (said,) = read_unused_parts(tmp_path)
+    assert said.startswith("410 tensors, blk.0.attn_q.weight (Q4_K) the first, are held in INT8, rounded once more")
+    write_sparse(tmp_path / "m.gguf", architecture, types_of(architecture, "Q4_0", token_embd="Q6_K"))
+    assert read_unused_parts(tmp_path) == ()
+
+
 def test_types_become_the_smallest_format_that_holds_them_all(tmp_path: Path) -> None:
     architecture, path = architecture_of("26B-A4B"), tmp_path / "m.gguf"
     write_sparse(path, architecture, types_of(architecture, "Q4_0", ffn_down="Q8_0", attn_v="Q5_0", attn_output="F16"))
@@ -78,8 +89,8 @@ def test_types_become_the_smallest_format_that_holds_them_all(tmp_path: Path) ->
 
 
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
-    "K-quants": ({"attn_v": "Q6_K"}, r"'blk.0.attn_v.weight' is Q6_K; F32, F16, .* use a Q4_0 or Q8_0 file"),
-    "a minimum": ({"ffn_down": "Q4_1"}, r"'blk.0.ffn_down.weight' is Q4_1"),
+    "two bits": ({"attn_v": "Q2_K"}, r"'blk.0.attn_v.weight' is Q2_K; F32, F16, .* use a Q4_0 or Q8_0 file"),
+    "a codebook": ({"ffn_down": "IQ4_NL"}, r"'blk.0.ffn_down.weight' is IQ4_NL"),
     "some of a kind": ({"attn_k": "F16"}, r"'blk.0.attn_q.weight' is Q4_0 and 'blk.0.attn_k.weight' F16; qkv of all"),
     "a table": ({"token_embd": "IQ4_NL"}, "'token_embd.weight' is IQ4_NL"),
     "a norm": ({"attn_norm": "F64"}, "'blk.0.attn_norm.weight' is F64; F32, F16, BF16 are served"),

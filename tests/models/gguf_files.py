@@ -24,8 +24,10 @@ from torch import Tensor
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.gguf.block_types import BLOCK_TYPES
 from modelserve.model.gguf.tensor_names import gguf_name
+from modelserve.model.gguf.weight_format import ROUNDED
 from modelserve_worker.models.gemma4_checkpoint import text_name
 
+ROUNDED_NAMES = {kind.name for kind in ROUNDED}
 KINDS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 
 
@@ -54,7 +56,8 @@ def stored_as(name: str, tensor: Tensor, kind: str, types: Mapping[str, str]) ->
 
 
 def write_dequantised(model: Path, path: Path, directory: Path) -> Path:
-    """The checkpoint in `model`, in float32, with the elements that the `gguf` package finds in the file at `path`."""
+    """The checkpoint in `model`, in float32, with the elements that the `gguf` package finds in the file at `path`, and
+    those of linear layers that INT8 does not hold exactly as it rounds them to Q8_0."""
     import gguf
 
     directory.mkdir(parents=True)
@@ -65,7 +68,11 @@ def write_dequantised(model: Path, path: Path, directory: Path) -> Path:
     tensors = {}
     for name in load_file(model / "model.safetensors"):
         stored = held[gguf_name(text_name(name) or "")]
-        elements = torch.from_numpy(gguf.dequantize(stored.data, stored.tensor_type).copy())
+        values = gguf.dequantize(stored.data, stored.tensor_type)
+        if stored.tensor_type.name in ROUNDED_NAMES and "embd" not in stored.name:
+            eight = gguf.GGMLQuantizationType.Q8_0
+            values = gguf.dequantize(gguf.quantize(values, eight), eight)
+        elements = torch.from_numpy(values.copy())
         tensors[name] = elements.reshape([int(size) for size in reversed(stored.shape)])
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
@@ -146,6 +153,47 @@ def _q6_k(x: Tensor) -> bytes:
     return torch.cat(parts, dim=1).numpy().tobytes()
 
 
+def _with_minimum(x: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """uint8 [n, 32], steps and minima [n, 1] of blocks of 32."""
+    blocks = x.reshape(-1, 32)
+    low = blocks.amin(1, keepdim=True).clamp(max=0)
+    step = (blocks.amax(1, keepdim=True) - low) / ((1 << bits) - 1)
+    q = torch.where(step > 0, (blocks - low) / step, 0).add(0.5).trunc().clamp(0, (1 << bits) - 1).to(torch.uint8)
+    return q, step, low
+
+
+def _q4_1(x: Tensor) -> bytes:
+    q, step, low = _with_minimum(x, 4)
+    parts = [step.half().view(torch.uint8), low.half().view(torch.uint8), q[:, :16] | (q[:, 16:] << 4)]
+    return torch.cat(parts, dim=1).numpy().tobytes()
+
+
+def _k_with_minima(x: Tensor, bits: int) -> bytes:
+    """Q4_K and Q5_K: not the quantiser's search, but its layout."""
+    q, step, low = _with_minimum(x, bits)
+    q, step, low = q.view(-1, 8, 32), step.view(-1, 8), -low.view(-1, 8)
+    whole = [each.amax(1, keepdim=True).div(63).half() for each in (step, low)]
+    six = [
+        torch.where(unit > 0, each / unit.float(), 0).ceil().clamp(0, 63).to(torch.uint8)
+        for each, unit in zip((step, low), whole, strict=True)
+    ]
+    factors, minima = six
+    packed = torch.cat(
+        [
+            (factors[:, :4] & 63) | ((factors[:, 4:] >> 4) << 6),
+            (minima[:, :4] & 63) | ((minima[:, 4:] >> 4) << 6),
+            (factors[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4),
+        ],
+        dim=1,
+    )
+    pairs = (q & 15).view(-1, 4, 2, 32)
+    parts = [*(unit.view(torch.uint8) for unit in whole), packed]
+    if bits == 5:
+        parts.append(((q.int() >> 4) << torch.arange(8).view(8, 1)).sum(1).to(torch.uint8))
+    parts.append((pairs[:, :, 0] | (pairs[:, :, 1] << 4)).flatten(1))
+    return torch.cat(parts, dim=1).numpy().tobytes()
+
+
 ENCODERS: dict[str, Callable[[Tensor], bytes]] = {
     "F32": lambda x: x.numpy().tobytes(),
     "F16": lambda x: x.half().numpy().tobytes(),
@@ -153,6 +201,9 @@ ENCODERS: dict[str, Callable[[Tensor], bytes]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q5_0": _q5_0,
+    "Q4_1": _q4_1,
+    "Q4_K": lambda x: _k_with_minima(x, 4),
+    "Q5_K": lambda x: _k_with_minima(x, 5),
     "Q6_K": _q6_k,
 }
 

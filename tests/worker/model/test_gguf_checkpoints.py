@@ -15,23 +15,26 @@ from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, r
 from torch import Tensor
 
 from modelserve.inspection import inspect_checkpoint, read_architecture, read_weight_format
-from modelserve.model.gguf.block_types import Q4_0, Q5_0, Q6_K, Q8_0, BlockType
+from modelserve.model.gguf.block_types import BlockType
 from modelserve.model.gguf.files import read_gguf
 from modelserve.sizing.weights.text import weight_bytes
 from modelserve_worker.kernels.products.int4_linear import nibbles
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
+from modelserve_worker.models.weight_source import TABLES
+from modelserve_worker.weights import gguf_blocks
 from modelserve_worker.weights import reading as weights_reading
 from modelserve_worker.weights.files import InvalidCheckpoint
-from modelserve_worker.weights.gguf_blocks import BlockTargets, items_per_block, numbers
+from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME, BlockTargets, numbers
 from modelserve_worker.weights.loader import load_model
 
 gguf = pytest.importorskip("gguf")
 
 TOLERANCE = 1e-4
 IDS = random_tokens(20, seed=20)
+# Two ranks cut 768 inputs within a block of 256.
 WIDTHS = {
-    "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "global_head_dim": 128, "num_attention_heads": 8,
+    "hidden_size": 256, "intermediate_size": 768, "head_dim": 64, "global_head_dim": 128, "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }  # fmt: skip
 CHANGES: dict[str, dict[str, int]] = {
@@ -45,11 +48,15 @@ KINDS: dict[str, tuple[str, dict[str, str]]] = {
     "Q8_0": ("Q8_0", {}),
     "Q4_0": ("Q4_0", {}),
     "Q4_0 as quantised": ("Q4_0", {"token_embd": "Q6_K", "per_layer_model_proj": "BF16"}),
+    "K": (
+        "Q4_K",
+        {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "attn_output": "Q5_K", "attn_k": "Q4_1"},
+    ),
     "mixed": ("Q4_0", {"ffn_down": "Q8_0", "attn_v": "Q5_0", "attn_output": "F16", "down_exps": "Q5_0"}),
 }
 CASES = [
     *(("31B", kind) for kind in KINDS),
-    *(("E2B", kind) for kind in ("F16", "Q8_0", "Q4_0", "Q4_0 as quantised")),
+    *(("E2B", kind) for kind in ("F16", "Q8_0", "Q4_0", "Q4_0 as quantised", "K")),
     *(("26B-A4B", kind) for kind in ("BF16", "Q8_0", "Q4_0", "mixed")),
 ]
 Made = Callable[[str, str], Path]
@@ -106,7 +113,7 @@ def test_types_change_what_the_tolerance_can_see(made: Made) -> None:
         assert all(difference(one, other) > 10 * TOLERANCE for other in logits[:i])
 
 
-@pytest.mark.parametrize(("variant", "kind"), [("31B", "mixed"), ("E2B", "Q4_0"), ("26B-A4B", "mixed")])
+@pytest.mark.parametrize(("variant", "kind"), [("31B", "mixed"), ("31B", "K"), ("E2B", "Q4_0"), ("26B-A4B", "mixed")])
 def test_ranks_read_their_shares(variant: str, kind: str, made: Made) -> None:
     """Runs of rows in two stacked matrices, and runs of blocks in each row."""
     whole, *ranks = (
@@ -163,40 +170,57 @@ def test_random_weights_are_made_in_the_same_formats(made: Made) -> None:
         for rank, size in ((0, 1), (1, 2))
     ]
     whole, half = (model.layers[0].mlp.down.matrix.dense() for model in made_up)
-    assert torch.equal(whole[:, 256:], half)
-    assert 0.5 < float(whole.std()) * 512**0.5 < 2
+    assert torch.equal(whole[:, 384:], half)
+    assert 0.5 < float(whole.std()) * 768**0.5 < 2
 
 
-def test_pieces_of_any_size_put_every_block_where_it_belongs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("variant", "kind"), [("26B-A4B", "mixed"), ("31B", "K")])
+def test_pieces_of_any_size_put_every_block_where_it_belongs(
+    variant: str, kind: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Smaller ones than a row, and the few bytes between runs that are read with them."""
-    directory = made("26B-A4B", "mixed")
-    expected = load_checkpoint(directory)
+    directory, last = made(variant, kind), TensorParallel(rank=1, size=2)
+    expected = load_checkpoint(directory, parallel=last)
     monkeypatch.setattr(weights_reading, "PIECE_BYTES", 777)
-    found = load_checkpoint(directory)
+    monkeypatch.setattr(gguf_blocks, "CACHED_BYTES", 500)
+    found = load_checkpoint(directory, parallel=last)
     for (name, one), (_, other) in zip(expected.named_parameters(), found.named_parameters(), strict=True):
         assert torch.equal(one, other), name
 
 
-@pytest.mark.parametrize("kind", [Q4_0, Q5_0, Q8_0, Q6_K])
-def test_blocks_are_what_the_package_finds(kind: BlockType) -> None:
-    """All bytes, not those alone that a quantiser writes."""
+SCALES_AT = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+def _random_blocks(kind: BlockType) -> Tensor:
+    """uint8 [6, 3, bytes]: all of them, not those alone that a quantiser writes; scales are numbers."""
     generator = torch.Generator().manual_seed(kind.bytes)
-    raw = torch.randint(0, 256, (6, 5, kind.bytes), dtype=torch.uint8, generator=generator)
-    at = 208 if kind is Q6_K else 0
-    raw[..., at : at + 2] = torch.randn(6, 5, 1, generator=generator).half().view(torch.uint8)
-    theirs = gguf.dequantize(raw.flatten(1).numpy(), gguf.GGMLQuantizationType[kind.name])
-    assert torch.equal(numbers(kind, raw).flatten(1), torch.from_numpy(theirs))
-    if kind is Q6_K:
-        return
-    scales = torch.empty((6, 5), dtype=torch.float16)
-    eights = torch.empty((6, 160), dtype=torch.int8)
+    raw = torch.randint(0, 256, (6, 3, kind.bytes), dtype=torch.uint8, generator=generator)
+    for at in SCALES_AT.get(kind.name, (0,)):
+        raw[..., at : at + 2] = torch.randn(6, 3, 1, generator=generator).half().view(torch.uint8)
+    raw[2, 1] = 0
+    return raw
+
+
+@pytest.mark.parametrize("name", TABLES[3:])
+def test_blocks_are_what_the_package_finds(name: str) -> None:
+    """As floats, as INT8 (rounded once more as it rounds to Q8_0, where that is not exact), and as INT4."""
+    kind, stored = BLOCKS_BY_NAME[name], gguf.GGMLQuantizationType[name]
+    raw = _random_blocks(kind)
+    theirs = gguf.dequantize(raw.flatten(1).numpy(), stored)
+    expected = torch.from_numpy(theirs)
+    assert torch.equal(numbers(kind, raw).flatten(1), expected)
+    eights, scales = torch.empty(expected.shape, dtype=torch.int8), torch.empty(6, expected.shape[1] // 32).half()
     BlockTargets(kind, eights, scales).store(raw.flatten(1))
-    expected = torch.from_numpy(theirs).view(6, 5, 32)
-    assert torch.equal(eights.view(6, 5, 32) * scales.float().unsqueeze(-1), expected)
-    if kind is Q4_0:
-        words = torch.empty((6, 5 * items_per_block(torch.empty(0, dtype=torch.int32), kind)), dtype=torch.int32)
+    if name in ("Q4_0", "Q5_0", "Q8_0"):
+        assert torch.equal(eights * scales.float().repeat_interleave(32, 1), expected)
+    else:
+        rounded = torch.from_numpy(gguf.quantize(theirs, gguf.GGMLQuantizationType.Q8_0)).view(6, -1, 34)
+        assert torch.equal(eights.view(6, -1, 32), rounded[..., 2:].view(torch.int8))
+        assert torch.equal(scales, rounded[..., :2].contiguous().view(torch.float16)[..., 0])
+    if name == "Q4_0":
+        words = torch.empty((6, expected.shape[1] // 8), dtype=torch.int32)
         BlockTargets(kind, words, scales).store(raw.flatten(1))
-        assert torch.equal((nibbles(words).view(6, 5, 32).int() - 8) * scales.float().unsqueeze(-1), expected)
+        assert torch.equal((nibbles(words).int() - 8) * scales.float().repeat_interleave(32, 1), expected)
 
 
 @pytest.fixture
@@ -219,7 +243,7 @@ def damaged(made: Made, tmp_path: Path) -> Callable[[str, int, bytes], Path]:
 @pytest.mark.parametrize(
     ("name", "at", "value", "said"),
     [
-        ("blk.1.ffn_down.weight", 18 * (3 * 16 + 5), math.nan, r"'blk.1.ffn_down.weight' holds nan at \[3, 5\]"),
+        ("blk.1.ffn_down.weight", 18 * (3 * 24 + 5), math.nan, r"'blk.1.ffn_down.weight' holds nan at \[3, 5\]"),
         ("blk.0.attn_q.weight", 18, math.inf, r"'blk.0.attn_q.weight' holds inf at \[0, 1\]"),
         ("token_embd.weight", 208, math.nan, r"'token_embd.weight' holds nan at \[0, 0\]"),
     ],
@@ -248,6 +272,6 @@ def test_tensors_of_another_model_are_named_as_the_file_names_them(made: Made, s
     architecture = read_architecture(made("31B", "F16"))
     wider = architecture.model_copy(update={"intermediate_size": 1024})
     with pytest.raises(
-        InvalidCheckpoint, match=r"tensor 'blk\.0\.ffn_gate\.weight' .* has shape \[512, 256\], expected"
+        InvalidCheckpoint, match=r"tensor 'blk\.0\.ffn_gate\.weight' .* has shape \[768, 256\], expected"
     ):
         load_model(wider, made("31B", "F16"), Placement(torch.device("cpu"), torch.float32))

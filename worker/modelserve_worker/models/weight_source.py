@@ -24,8 +24,9 @@ from modelserve_worker.layers.stored.matrix import DenseMatrix, StoredMatrix
 from modelserve_worker.layers.stored.nvfp4 import Nvfp4Matrix
 
 FLOATS = ("BF16", "F16", "F32")
-INT4_BLOCKS, INT8_BLOCKS = ("Q4_0",), ("Q4_0", "Q5_0", "Q8_0")  # GGUF's names of what becomes either exactly
-TABLES = (*FLOATS, *INT8_BLOCKS, "Q6_K")  # of embeddings: blocks become floats
+INT4_BLOCKS = ("Q4_0",)  # GGUF's names of what becomes INT4, and INT8
+INT8_BLOCKS = ("Q4_0", "Q5_0", "Q8_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+TABLES = (*FLOATS, *INT8_BLOCKS)  # of embeddings: blocks become floats
 INT4_DEVIATION = 4.61  # of evenly drawn -8..7
 INT8_DEVIATION = 73.9  # of evenly drawn -128..127
 NVFP4_DEVIATION = 2.93  # of evenly drawn e2m1

@@ -11,7 +11,7 @@ from torch import Tensor
 from modelserve.model.checkpoint_files import TensorEntry
 from modelserve_worker.models.weight_source import Region, WeightSource
 from modelserve_worker.weights.files import InvalidCheckpoint
-from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME
+from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME, GROUP
 
 CHECKED_BYTES = 1 << 22  # of a file that are in memory at a time
 CHECKED_SCALES = 1 << 22  # at a time, in float32
@@ -36,7 +36,7 @@ def check_contents(matched: Sequence[tuple[WeightSource, TensorEntry]]) -> None:
         for region in () if sound[place] else source.regions:
             counted = region
             if blocks is not None and source.scales is not None and region.dim == len(source.shape) - 1:
-                counted = _in_blocks(region, blocks.elements)
+                counted = _in_groups(region)
             _check_scales(source, scales, counted, tensor)
 
 
@@ -75,9 +75,9 @@ def _check_words(word: int, tensor: TensorEntry) -> None:
             )
 
 
-def _in_blocks(region: Region, elements: int) -> Region:
-    """The same inputs, counted in blocks of so many."""
-    counted = (count // elements for count in (region.source, region.target, region.length))
+def _in_groups(region: Region) -> Region:
+    """The same inputs, counted in groups that share a scale."""
+    counted = (count // GROUP for count in (region.source, region.target, region.length))
     return Region(region.dim, *counted)
 
 

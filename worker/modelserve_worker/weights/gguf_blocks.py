@@ -1,9 +1,10 @@
 """Blocks of a GGUF file as the elements and scales of a matrix, or as numbers.
 
-A block holds its scale, float16, before its elements, so that both parameters of a quantised matrix are read at once:
+A block holds its scale, float16, among its elements, so that both parameters of a quantised matrix are read at once:
 Q4_0 keeps elements 0 to 15 of 32 in the low halves of its bytes and 16 to 31 in the high ones, with 8 added, Q5_0 adds
-a word of fifth bits, Q8_0 has bytes. Q6_K has 16 groups of 16, each with a factor of eight bits to the block's scale.
-These are the layouts of `ggml-common.h`; tests compare them with the `gguf` package.
+a word of fifth bits, Q8_0 has bytes; Q4_1 and Q5_1 add a minimum. K-quants have 256 elements: Q4_K and Q5_K eight
+groups with a factor and a minimum of six bits each, Q6_K sixteen with a factor. These are the layouts of
+`ggml-common.h`; tests compare them with the `gguf` package, and what is rounded once more with its Q8_0.
 """
 
 from __future__ import annotations
@@ -14,56 +15,93 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modelserve.model.gguf.block_types import BLOCK_TYPES, Q4_0, Q5_0, Q6_K, Q8_0, BlockType
+from modelserve.model.gguf.block_types import (
+    BLOCK_TYPES,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    BlockType,
+)
 
-WORDS = 4  # of eight nibbles, in a block of 32
+GROUP = 32  # elements that share a scale
+PACKED = 8  # nibbles of a word
 CACHED_BYTES = 1 << 19  # of a file at a time, so that what is made of them on the way stays in a core's cache
 _LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
+_LARGEST = 127  # of int8
 BLOCKS_BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values() if kind.elements > 1}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTargets:
-    """Where the blocks of one piece go: `elements` [runs, ...], and `scales` [runs, blocks] where they are apart.
+    """Where the blocks of one piece go: `elements` [runs, ...], and `scales` [runs, groups] where they are apart.
 
-    Elements are int32 words of nibbles, int8, or floats, which the scales are multiplied into.
+    Elements are int32 words of nibbles, int8, or floats, which the scales are multiplied into. Of each run the first
+    `skip` elements, and what the targets have no room for, belong to another rank.
     """
 
     kind: BlockType
     elements: Tensor
     scales: Tensor | None
+    skip: int = 0
 
     def store(self, raw: Tensor) -> None:
         """raw uint8 [runs, bytes], whole blocks, on the device of the targets."""
         blocks = raw.reshape(raw.shape[0], -1, self.kind.bytes)
-        dim, items = (0, 1) if len(blocks) > 1 else (1, items_per_block(self.elements, self.kind))
-        step = max(1, CACHED_BYTES // (blocks[0].numel() if dim == 0 else self.kind.bytes))
-        for first in range(0, blocks.shape[dim], step):
-            part = blocks.narrow(dim, first, min(step, blocks.shape[dim] - first))
-            elements = self.elements.narrow(dim, first * items, part.shape[dim] * items)
-            elements.copy_(self._elements(part).flatten(1))
-            if self.scales is not None:
-                self.scales.narrow(dim, first, part.shape[dim]).copy_(_half(part, 0)[..., 0])
+        runs, count = blocks.shape[:2]
+        step = max(1, CACHED_BYTES // (count * self.kind.bytes))
+        width = count if runs > 1 else min(count, max(1, CACHED_BYTES // self.kind.bytes))
+        for run in range(0, runs, step):
+            for first in range(0, count, width):
+                self._store(blocks[run : run + step, first : first + width], run, first)
 
-    def _elements(self, blocks: Tensor) -> Tensor:
+    def _store(self, blocks: Tensor, run: int, first: int) -> None:
+        """Blocks from `first` on of the runs from `run` on."""
+        begin, end = first * self.kind.elements, (first + blocks.shape[1]) * self.kind.elements
+        share = elements_in(self.elements)
+        low, high = max(begin, self.skip), min(end, self.skip + self.elements.shape[1] * share)
+        for target, held in zip((self.elements, self.scales), self._held(blocks), strict=True):
+            if target is None or held is None or low >= high:
+                continue
+            of_each = (end - begin) // held.shape[1]
+            found = held[:, (low - begin) // of_each : (high - begin) // of_each]
+            target[run : run + len(held), (low - self.skip) // of_each : (high - self.skip) // of_each].copy_(found)
+
+    def _held(self, blocks: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Elements [runs, ...] and scales [runs, groups] as the targets have them."""
         if self.scales is None:
-            return numbers(self.kind, blocks)
-        if self.elements.dtype is torch.int32:
-            assert self.kind is Q4_0
-            return _words(blocks)
-        return _INTEGERS[self.kind](blocks)
+            return numbers(self.kind, blocks).flatten(1), None
+        if self.kind not in _INTEGERS:
+            return _rounded(numbers(self.kind, blocks).flatten(1))
+        elements = _words(blocks) if self.elements.dtype is torch.int32 else _INTEGERS[self.kind](blocks)
+        return elements.flatten(1), _half(blocks, 0)[..., 0]
 
 
-def items_per_block(elements: Tensor, kind: BlockType) -> int:
-    """Elements of a parameter that hold one block."""
-    return WORDS if elements.dtype is torch.int32 else kind.elements
+def elements_in(parameter: Tensor) -> int:
+    """Elements of a matrix in one of a parameter."""
+    return PACKED if parameter.dtype is torch.int32 else 1
+
+
+def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [runs, n] -> int8 [runs, n] and float16 [runs, n / 32], as ggml rounds to Q8_0: halves away from zero."""
+    groups = values.view(len(values), -1, GROUP)
+    scales = groups.abs().amax(-1, keepdim=True) / _LARGEST
+    steps = groups * torch.where(scales == 0, 0, 1 / scales)
+    sizes = steps.abs()
+    floors = sizes.floor()
+    whole = floors.add_(sizes.sub_(floors).mul_(2).floor_()).copysign_(steps)
+    return whole.to(torch.int8).flatten(1), scales[..., 0].half()
 
 
 def numbers(kind: BlockType, blocks: Tensor) -> Tensor:
     """uint8 [..., n, bytes] -> float32 [..., n, elements]."""
-    if kind is Q6_K:
-        return _q6_k(blocks)
-    return _INTEGERS[kind](blocks) * _half(blocks, 0).float()
+    if kind in _INTEGERS:
+        return _INTEGERS[kind](blocks) * _half(blocks, 0).float()
+    return _NUMBERS[kind](blocks)
 
 
 def _half(blocks: Tensor, byte: int) -> Tensor:
@@ -90,9 +128,13 @@ def _q4_0(blocks: Tensor) -> Tensor:
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    octets = blocks[..., 2:6].unsqueeze(-1)
-    bits = (octets >> torch.arange(8, dtype=torch.uint8, device=blocks.device)) & 1
-    return (_nibbles(blocks[..., 6:]) | (bits.flatten(-2) << 4)).view(torch.int8) - 16
+    return _fifth_bits(blocks[..., 2:6], blocks[..., 6:]).view(torch.int8) - 16
+
+
+def _fifth_bits(octets: Tensor, nibbles: Tensor) -> Tensor:
+    """uint8 [..., 32] of their four low bits and of the bit for each."""
+    bits = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=octets.device)) & 1
+    return _nibbles(nibbles) | (bits.flatten(-2) << 4)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -100,6 +142,35 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 _INTEGERS: dict[BlockType, Callable[[Tensor], Tensor]] = {Q4_0: _q4_0, Q5_0: _q5_0, Q8_0: _q8_0}
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0).float() * _nibbles(blocks[..., 4:]) + _half(blocks, 2).float()
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0).float() * _fifth_bits(blocks[..., 4:8], blocks[..., 8:]) + _half(blocks, 2).float()
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    octets = blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32)
+    return _with_minima(blocks, _nibbles(octets).reshape(*blocks.shape[:-1], 8, 32))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    leading = blocks.shape[:-1]
+    places = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    fifth = (blocks[..., 16:48].unsqueeze(-2) >> places) & 1
+    octets = blocks[..., 48:].reshape(*leading, 4, 32)
+    return _with_minima(blocks, _nibbles(octets).reshape(*leading, 8, 32) | (fifth << 4))
+
+
+def _with_minima(blocks: Tensor, elements: Tensor) -> Tensor:
+    """uint8 [..., 8, 32] times factors, less minima, both of six bits in bytes 4 to 15: [..., 256]."""
+    low, middle, high = (blocks[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
+    factors = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), dim=-1) * _half(blocks, 0).float()
+    minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 48)), dim=-1) * _half(blocks, 2).float()
+    return (factors.unsqueeze(-1) * elements - minima.unsqueeze(-1)).flatten(-2)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
@@ -116,3 +187,8 @@ def _q6_k(blocks: Tensor) -> Tensor:
     elements = torch.stack(quarters, dim=-2).flatten(-3).view(torch.int8) - 32
     scales = blocks[..., 192:208].view(torch.int8) * _half(blocks, 208).float()
     return (elements.view(*leading, 16, 16) * scales.unsqueeze(-1)).flatten(-2)
+
+
+_NUMBERS: dict[BlockType, Callable[[Tensor], Tensor]] = {
+    Q4_1: _q4_1, Q5_1: _q5_1, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k
+}  # fmt: skip

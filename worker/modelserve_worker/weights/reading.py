@@ -25,7 +25,7 @@ from modelserve.model.checkpoint_files import TensorEntry
 from modelserve.sizing.host.weight_readers import STAGING_BYTES_PER_THREAD, WEIGHT_READERS
 from modelserve_worker.models.weight_source import WeightSource
 from modelserve_worker.weights.files import InvalidCheckpoint, stored_dtype
-from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME, BlockTargets, items_per_block
+from modelserve_worker.weights.gguf_blocks import BLOCKS_BY_NAME, GROUP, BlockTargets, elements_in
 from modelserve_worker.weights.progress import LoadProgress
 
 BUFFERS = 2  # per thread: one is filled while the other is copied
@@ -68,34 +68,35 @@ class Piece:
 def pieces_of(source: WeightSource, tensor: TensorEntry) -> Iterator[Piece]:
     """What this rank reads of one tensor, in file order. Raises InvalidCheckpoint for a dtype that is not loaded."""
     dtype, kind = stored_dtype(tensor, source.dtypes), BLOCKS_BY_NAME.get(tensor.dtype)
-    entry, span = (dtype.itemsize, 1) if kind is None else (kind.bytes, kind.elements)  # what is not cut
-    shape = (*source.shape[:-1], source.shape[-1] // span)
+    entry, span = (dtype.itemsize, 1) if kind is None else (kind.bytes, kind.elements)  # what a read does not cut
+    of_each = 1 if kind is None else elements_in(source.parameter)
     for region in source.regions:
-        outer, inner = math.prod(shape[: region.dim]), math.prod(shape[region.dim + 1 :])
-        of_row = 1 if region.dim < len(shape) - 1 else span
-        begin, length = region.target // of_row * inner, region.length // of_row * inner
-        rows = _rows(
-            source.parameter, outer, begin, length, 1 if kind is None else items_per_block(source.parameter, kind)
-        )
-        scales = None if source.scales is None else _rows(source.scales, outer, begin, length, 1)
-        width, stride = length, shape[region.dim] * inner
-        if width == stride and rows.is_contiguous():  # one run
+        outer, inner = math.prod(source.shape[: region.dim]), math.prod(source.shape[region.dim + 1 :])
+        length, begin = region.length * inner, region.source * inner
+        skip = begin % span  # of a share that begins within a block
+        rows = _rows(source.parameter, outer, region.target * inner // of_each, length // of_each)
+        scales = None
+        if source.scales is not None:
+            scales = _rows(source.scales, outer, region.target * inner // GROUP, length // GROUP)
+        width, stride = -(-(skip + length) // span), source.shape[region.dim] * inner // span
+        if width == stride and length == width * span and rows.is_contiguous():  # one run
             rows, scales = rows.view(1, -1), None if scales is None else scales.view(1, -1)
-            width, stride, outer = outer * width, outer * stride, 1
-        first, items = tensor.start + region.source // of_row * inner * entry, rows.shape[1] // width
+            length, width, stride, outer = outer * length, outer * width, outer * stride, 1
+        first = tensor.start + begin // span * entry
         for run, count, left, right in _blocks(outer, width, stride, entry):
             start = first + (run * stride + left) * entry
             step = stride if count > 1 else right - left
-            target, blocks = rows[run : run + count, left * items : right * items], None
+            low, high = max(0, left * span - skip), min(length, right * span - skip)
+            target, blocks = rows[run : run + count, low // of_each : high // of_each], None
             if kind is not None:
-                beside = None if scales is None else scales[run : run + count, left:right]
-                blocks = BlockTargets(kind, target, beside)
+                beside = None if scales is None else scales[run : run + count, low // GROUP : high // GROUP]
+                blocks = BlockTargets(kind, target, beside, skip if left == 0 else 0)
             yield Piece(tensor, dtype, start, (right - left) * entry, step * entry, target, blocks)
 
 
-def _rows(parameter: Tensor, outer: int, begin: int, length: int, items: int) -> Tensor:
-    """[outer, entries * items] of a parameter: `length` entries from `begin` on."""
-    return parameter.view(outer, -1).narrow(1, begin * items, length * items)
+def _rows(parameter: Tensor, outer: int, begin: int, length: int) -> Tensor:
+    """[outer, length] of a parameter: from `begin` on of each."""
+    return parameter.view(outer, -1).narrow(1, begin, length)
 
 
 def _blocks(outer: int, width: int, stride: int, itemsize: int) -> Iterator[tuple[int, int, int, int]]:

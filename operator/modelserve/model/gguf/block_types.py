@@ -20,12 +20,13 @@ class BlockType:
 
 F32, F16, BF16 = BlockType("F32", 1, 4), BlockType("F16", 1, 2), BlockType("BF16", 1, 2)
 Q4_0, Q5_0, Q8_0 = BlockType("Q4_0", 32, 18), BlockType("Q5_0", 32, 22), BlockType("Q8_0", 32, 34)
-Q6_K = BlockType("Q6_K", 256, 210)
+Q4_1, Q5_1 = BlockType("Q4_1", 32, 20), BlockType("Q5_1", 32, 24)
+Q4_K, Q5_K, Q6_K = BlockType("Q4_K", 256, 144), BlockType("Q5_K", 256, 176), BlockType("Q6_K", 256, 210)
 
 BLOCK_TYPES = {
-    0: F32, 1: F16, 2: Q4_0, 3: BlockType("Q4_1", 32, 20), 6: Q5_0, 7: BlockType("Q5_1", 32, 24), 8: Q8_0,
+    0: F32, 1: F16, 2: Q4_0, 3: Q4_1, 6: Q5_0, 7: Q5_1, 8: Q8_0,
     9: BlockType("Q8_1", 32, 40), 10: BlockType("Q2_K", 256, 84), 11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144), 13: BlockType("Q5_K", 256, 176), 14: Q6_K, 15: BlockType("Q8_K", 256, 292),
+    12: Q4_K, 13: Q5_K, 14: Q6_K, 15: BlockType("Q8_K", 256, 292),
     16: BlockType("IQ2_XXS", 256, 66), 17: BlockType("IQ2_XS", 256, 74), 18: BlockType("IQ3_XXS", 256, 98),
     19: BlockType("IQ1_S", 256, 50), 20: BlockType("IQ4_NL", 32, 18), 21: BlockType("IQ3_S", 256, 110),
     22: BlockType("IQ2_S", 256, 82), 23: BlockType("IQ4_XS", 256, 136), 24: BlockType("I8", 1, 1),

@@ -1,8 +1,8 @@
 """How a GGUF file stores the text weights: the types of its tensors as a weight format.
 
-A kind of linear layer is held in the smallest format that holds every element of its tensors exactly. Q4_0 is symmetric
-INT4 with a scale per 32 inputs; Q8_0, Q5_0 and a mixture with Q4_0 are INT8 with the same scales. Embeddings and an
-output head of its own are held unquantised, whatever the file has them in.
+A kind of linear layer that is Q4_0 everywhere is symmetric INT4 with a scale per 32 inputs. Every other is INT8 with
+such scales: Q8_0, Q5_0 and Q4_0 exactly, types with a minimum and K-quants as llama.cpp would quantise them to Q8_0.
+Embeddings and an output head of its own are held unquantised, whatever the file has them in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,20 @@ from collections.abc import Iterator
 
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.gguf.block_types import BF16, F16, F32, Q4_0, Q5_0, Q6_K, Q8_0, BlockType
+from modelserve.model.gguf.block_types import (
+    BF16,
+    F16,
+    F32,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    BlockType,
+)
 from modelserve.model.gguf.files import GgufCheckpoint
 from modelserve.model.gguf.header import GgufTensor
 from modelserve.model.gguf.tensor_names import HEAD, LAYER_EMBEDDING, TOKEN_EMBEDDING, gguf_name, text_name
@@ -27,8 +40,9 @@ from modelserve.model.weight_format import (
 )
 
 FLOATS = (F32, F16, BF16)
-INTEGERS = (Q4_0, Q5_0, Q8_0)
-TABLES = (*FLOATS, *INTEGERS, Q6_K)
+INTEGERS = (Q4_0, Q5_0, Q8_0)  # times a scale: exact in INT8
+ROUNDED = (Q4_1, Q5_1, Q4_K, Q5_K, Q6_K)  # rounded once more
+SERVED = (*FLOATS, *INTEGERS, *ROUNDED)
 GROUP = 32
 REMEDY = "use a Q4_0 or Q8_0 file of the model"
 _EXPERTS = {TextLinear.EXPERT_GATE_UP: "gate_up_proj", TextLinear.EXPERT_DOWN: "down_proj"}
@@ -44,10 +58,21 @@ def gguf_weight_format(checkpoint: GgufCheckpoint, architecture: ModelArchitectu
     return of_linears(held) if any(held.values()) else BFLOAT16
 
 
+def rounded_once_more(checkpoint: GgufCheckpoint, stored: WeightFormat) -> tuple[str, ...]:
+    """What the file has in a type whose elements INT8 does not hold exactly, in a sentence; nothing where all are."""
+    tables = (TOKEN_EMBEDDING, LAYER_EMBEDDING, HEAD)
+    linears = (tensor for name, (_, tensor) in checkpoint.tensors.items() if name not in tables)
+    found = [tensor for tensor in linears if tensor.type in ROUNDED]
+    if not found or not stored.quantised:
+        return ()
+    named = f"{len(found)} tensors, {found[0].name} ({found[0].type.name}) the first,"
+    return (f"{named} are held in INT8, rounded once more as llama.cpp rounds to Q8_0",)
+
+
 def _check_others(checkpoint: GgufCheckpoint, architecture: ModelArchitecture, linears: set[str]) -> None:
     """Raises UnsupportedModel where a tensor beside linear layers has a type that is not served for it."""
     for name, (path, tensor) in checkpoint.tensors.items():
-        served = TABLES if name in (TOKEN_EMBEDDING, LAYER_EMBEDDING, HEAD) else FLOATS
+        served = SERVED if name in (TOKEN_EMBEDDING, LAYER_EMBEDDING, HEAD) else FLOATS
         if tensor.type in served or name in linears or text_name(name) == name or _unread(name, architecture):
             continue
         known = ", ".join(each.name for each in served)
@@ -79,13 +104,13 @@ def _format(checkpoint: GgufCheckpoint, linear: TextLinear, names: list[str]) ->
         _, tensor = checkpoint.tensors[name]
         first.setdefault(tensor.type, tensor)
     for kind, tensor in first.items():
-        if kind not in (*FLOATS, *INTEGERS):
-            known = ", ".join(each.name for each in (*FLOATS, *INTEGERS))
+        if kind not in SERVED:
+            known = ", ".join(each.name for each in SERVED)
             raise UnsupportedModel(
                 f"{checkpoint.first}: tensor {tensor.name!r} is {kind.name}; {known} are served for linear "
                 f"layers: {REMEDY}"
             )
-    quantised = [kind for kind in first if kind in INTEGERS]
+    quantised = [kind for kind in first if kind not in FLOATS]
     if quantised and len(quantised) < len(first):
         one, other = first[quantised[0]], next(tensor for kind, tensor in first.items() if kind in FLOATS)
         raise UnsupportedModel(
