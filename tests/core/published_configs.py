@@ -170,6 +170,17 @@ PUBLISHED = {
         ),
         NVFP4,
     ),
+    "RedHatAI/gemma-4-26B-A4B-it-NVFP4": (
+        "26B-A4B",
+        config(
+            FP4,
+            ["lm_head", "re:.*vision.*", "re:.*router.*"],
+            layout="nvfp4-pack-quantized",
+            activations=FP4_INPUTS,
+            kv_cache_scheme=KV_SCHEME,
+        ),
+        NVFP4,
+    ),
     "ebircak/gemma-4-31B-it-NVFP4A16-GPTQ": (
         "31B",
         config(FP4, ["lm_head", "re:.*vision.*"], layout="nvfp4-pack-quantized"),
@@ -243,6 +254,18 @@ PUBLISHED = {
                 "activation_scheme": "dynamic",
                 "weight_block_size": [128, 128],
                 "modules_to_not_convert": ["lm_head", "vision_tower", "embed_vision"],
+            }
+        },
+        WeightFormat(stored=StoredType.FP8, scales="block", fp8_activations=True, layout=Layout.BLOCK_FP8),
+    ),
+    "transformers FP8, 26B-A4B": (
+        "26B-A4B",
+        {
+            "quantization_config": {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+                "modules_to_not_convert": ["lm_head", "vision_tower", "embed_vision", "router"],
             }
         },
         WeightFormat(stored=StoredType.FP8, scales="block", fp8_activations=True, layout=Layout.BLOCK_FP8),

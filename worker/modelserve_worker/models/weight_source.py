@@ -104,14 +104,12 @@ def whole(size: int) -> Shard:
 
 
 def is_fused(matrix: StoredMatrix) -> bool:
-    """Whether a checkpoint may hold all experts of the matrix in one tensor of each kind, as far as is known."""
-    if isinstance(matrix, Fp8Matrix):
-        return matrix.layout is Layout.BLOCK_FP8
-    if isinstance(matrix, Int4Matrix | Int8Matrix) and matrix.layout is Layout.GGUF:
-        return True
-    return isinstance(matrix, DenseMatrix) or (
-        isinstance(matrix, Int4Matrix) and matrix.layout is Layout.COMPRESSED_TENSORS
-    )
+    """Whether a checkpoint may hold all experts of the matrix in one tensor of each kind. Not in FP8: blocks of gate
+    and up together would cross from one into the other."""
+    if isinstance(matrix, Int4Matrix | Int8Matrix):
+        fused = Layout.GGUF, *((Layout.COMPRESSED_TENSORS,) if isinstance(matrix, Int4Matrix) else ())
+        return matrix.layout in fused
+    return isinstance(matrix, DenseMatrix)
 
 
 def matrix_sources(matrix: StoredMatrix, names: MatrixNames, share: MatrixShare) -> Iterator[WeightSource]:
