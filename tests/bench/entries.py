@@ -25,7 +25,7 @@ FOLDERS = (
 
 NEEDS = {"kernels": "1 GPU", "engine": "1 GPU", "http": "CPU", "host": "CPU", "operator": "cluster", HERE.name: "CPU"}
 OTHERS = {
-    "beside_neighbours": "CPU", "beside_prompt": "CPU", "drafts_change_nothing": "CPU", "host_memory": "CPU",
+    "beside_prompt": "CPU", "drafts_change_nothing": "CPU", "host_memory": "CPU",
     "kill_a_rank": "2 GPUs", "kubernetes_on_gpu": "1 GPU", "nccl_memory": "2 GPUs", "pool_matrix": "2 GPUs",
     "rank_sums": "2 GPUs", "serve_and_bench": "1 GPU", "sessions_over_http": "1 GPU",
     "soak": "1 GPU",

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from decoder import IGNORED, Rows
+from lessons import lesson, primer
 from rendering import Rendered, Renderer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from word_tokenizer import build_word_tokenizer
 
 from modelserve_tools.evaluation.exercise import Exercise
-from modelserve_tools.evaluation.long_skills import ITEM_TOKENS, lesson, needle, primer, recall
+from modelserve_tools.evaluation.long_skills import ITEM_TOKENS, needle, recall
 from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
 
 LEAST_LESSON = 64  # tokens; a shorter rest of a row is filled with short skills

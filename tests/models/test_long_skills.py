@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
+from lessons import SHORTEST_LESSON, lesson, primer
 from rendering import Renderer
 from word_tokenizer import build_word_tokenizer
 
@@ -19,9 +20,6 @@ from modelserve_tools.evaluation.long_skills import (
     ITEM_TOKENS,
     LONG_SKILLS,
     MOST_ITEMS,
-    SHORTEST_LESSON,
-    lesson,
-    primer,
 )
 from modelserve_tools.evaluation.skills import exercise
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from format_words import FIELD_WORDS, LEADING_WORDS, PHRASE_WORDS
 from hypothesis import given
 from hypothesis import strategies as st
+from lessons import lesson, primer
 from word_tokenizer import NEWLINE_ID, SPACE, VOCAB_SIZE, build_word_tokenizer, write_word_tokenizer
 
 from modelserve_tools.evaluation import facts, words
 from modelserve_tools.evaluation.exercise import Exercise
-from modelserve_tools.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS, lesson, primer
+from modelserve_tools.evaluation.long_skills import ITEM_TOKENS, LONG_SKILLS
 from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
 from modelserve_tools.evaluation.skills import exercise
 from modelserve_tools.tiny.__main__ import chat_template
@@ -82,8 +84,8 @@ def test_lessons_and_primers_are_whole_words() -> None:
 def test_every_word_of_the_lists_has_a_token_of_its_own() -> None:
     """Samples may miss a rare word; the lists may not."""
     lists = [value for name, value in vars(words).items() if name.isupper()]
-    spaced = {word for one in lists if one not in (words.LEADING_WORDS, words.FIELD_WORDS) for word in one}
-    bare = {*words.ADJECTIVES, *words.VALUES, *words.NAMES, *words.LEADING_WORDS, *words.FIELD_WORDS, *facts.CITIES}
+    spaced = {word for one in (*lists, PHRASE_WORDS) for word in one}
+    bare = {*words.ADJECTIVES, *words.VALUES, *words.NAMES, *LEADING_WORDS, *FIELD_WORDS, *facts.CITIES}
     units = {word for small, large, _ in facts.UNITS for word in (small, *large.split())}
     texts = [f" {word}" for word in spaced | units | {*facts.COUNTRIES, *facts.CITIES}] + sorted(bare)
     assert [text for text in texts if len(_ids(text)) != 1] == []

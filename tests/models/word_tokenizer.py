@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
+from format_words import FIELD_WORDS, LEADING_WORDS, PHRASE_WORDS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from modelserve_tools.evaluation import words
@@ -27,9 +28,9 @@ _SIGNS = [*'0123456789!"+,-.:<=>?[]{}', *(SPACE + sign for sign in '"+-=')]
 _BOTH_FORMS = (*words.ADJECTIVES, *words.VALUES, *words.NAMES, *words.COLORS, *words.SKIES, *CITIES)
 _SPACED = (
     *words.NOUNS, *words.PEOPLE, *words.PLACES, *words.THINGS, *words.MOVES, *words.DEEDS,
-    *words.MANNERS, *words.TIMES, *words.PHRASE_WORDS, *COUNTRIES,
+    *words.MANNERS, *words.TIMES, *PHRASE_WORDS, *COUNTRIES,
 )  # fmt: skip
-_BARE = (*words.LEADING_WORDS, *words.FIELD_WORDS, *_FORMAT_WORDS)
+_BARE = (*LEADING_WORDS, *FIELD_WORDS, *_FORMAT_WORDS)
 
 
 def build_word_tokenizer() -> Tokenizer:

@@ -1,19 +1,13 @@
-"""Sessions over the prefix cache and its host tier, in the engine without HTTP: published geometry, dummy weights.
+"""A session over the prefix cache and its host tier, in the engine without HTTP: published geometry, dummy weights.
 
-    python tests/bench prefix_sessions --variant 31B [--parts session,four]
-    python tests/bench prefix_sessions --variant E4B
+    python tests/bench prefix_sessions --variant 31B
 
-Parts, each over an engine of its own on the same weights and the same memory:
-  session  a prompt of --tokens, then --turn new ones: cold, from the pool, and from host memory after other prompts
-           have pushed it out of a pool that holds two; log-probs of the answers against an engine that computes
-           everything, and how far that engine is from itself with chunks of which the last has as many rows as the
-           hit computed: the distance that rounding makes.
-  four     four sessions of five turns at once, with and without the cache.
-  twelve   twelve sessions of three turns, one after the other, in a pool of --twelve-pool-gib.
-  chats    100 chats at 10 a second that share 3,000 tokens, and the same chats without these.
-31B takes about six minutes in all, half of it in `four` without a cache (--off-turns); E4B one. A table comes last,
-also where --deadline or SIGTERM ends it before; the exit code is 1 where a hit says something else, bytes are lost, or
-nothing came from where it should, 124 where time was up.
+A prompt of --tokens, then --turn new ones: cold, from the pool, and from host memory after other prompts have pushed it
+out of a pool that holds two; log-probs of the answers against an engine that computes everything, and how far that
+engine is from itself with chunks of which the last has as many rows as the hit computed: the distance that rounding
+makes. Many sessions, and chats behind a shared block, are what `sessions_over_http` has. 31B takes two minutes, E4B
+half of one. A table comes last, also where --deadline or SIGTERM ends it before; the exit code is 1 where a hit says
+something else, bytes are lost, or nothing came from where it should, 124 where time was up.
 On the CPU: --variant tiny --device cpu --tokens 600 --turn 40 --host-gib 0.05 --least-gap 32
 """
 
@@ -21,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -84,36 +77,20 @@ class Bench:
             self.scheduler.prefixes._least_gap = options.least_gap
         self.engine = Engine(self.scheduler, replica.runner)
 
-    def ask(self, prompt: Sequence[int], *, output: int = ANSWER, checkpoint: int = 0) -> Asked:
+    def alone(self, prompt: Sequence[int]) -> Asked:
+        """A request to its end."""
         Bench.names += 1
-        sampling = SamplingParams(seed=1, max_tokens=output, ignore_eos=True, temperature=0.0, logprobs=0)
-        checkpoints = (checkpoint,) if checkpoint else ()
-        request = Request(f"r{Bench.names}", tuple(prompt), sampling, checkpoints=checkpoints)
-        asked = Asked(request, time.perf_counter())
-        self.engine.add(request)
-        return asked
-
-    def run(self, open_requests: list[Asked]) -> None:
-        """To the end of all of them."""
-        while any(len(asked.tokens) < asked.request.sampling.max_tokens for asked in open_requests):
-            self.step(open_requests)
-
-    def step(self, open_requests: list[Asked]) -> None:
-        outputs = self.engine.step()
-        now = time.perf_counter()
-        by_name = {asked.request.request_id: asked for asked in open_requests} if outputs else {}
-        for output in outputs:
-            assert output.error is None, output.error
-            asked = by_name[output.request_id]
-            asked.first_s = asked.first_s or now - asked.arrived_s
-            asked.tokens += output.token_ids
-            asked.logprobs += [each.logprob for each in output.logprobs]
-        if not outputs and not self.engine.has_work_in_flight:
-            time.sleep(0.001)  # as the engine's loop does: copies from host memory are waited for
-
-    def alone(self, prompt: Sequence[int], **options: int) -> Asked:
-        asked = self.ask(prompt, **options)
-        self.run([asked])
+        sampling = SamplingParams(seed=1, max_tokens=ANSWER, ignore_eos=True, temperature=0.0, logprobs=0)
+        asked = Asked(Request(f"r{Bench.names}", tuple(prompt), sampling), time.perf_counter())
+        self.engine.add(asked.request)
+        while len(asked.tokens) < ANSWER:
+            for output in (outputs := self.engine.step()):
+                assert output.error is None, output.error
+                asked.first_s = asked.first_s or time.perf_counter() - asked.arrived_s
+                asked.tokens += output.token_ids
+                asked.logprobs += [each.logprob for each in output.logprobs]
+            if not outputs and not self.engine.has_work_in_flight:
+                time.sleep(0.001)  # as the engine's loop does: copies from host memory are waited for
         return asked
 
     def close(self) -> None:
@@ -224,111 +201,14 @@ def chunk_that_leaves(hit: Asked, most: int) -> int:
     return -(-before // chunks)
 
 
-def four(replica: LaunchedReplica, options: argparse.Namespace, words: Words, report: Report) -> None:
-    sessions = [words(options.tokens) for _ in range(4)]
-    turns = [[words(options.turn) for _ in range(4)] for _ in range(5)]
-    took: dict[bool, float] = {}
-    for caching in (True, False):
-        count = 5 if caching else options.off_turns
-        bench = Bench(replica, options, pool_bytes=replica.pool_bytes, caching=caching)
-        history = [list(each) for each in sessions]
-        began = time.perf_counter()
-        asked: dict[int, tuple[Asked, int]] = {i: (bench.ask(history[i]), 0) for i in range(4)}
-        while asked:
-            open_requests = [each for each, _ in asked.values()]
-            bench.step(open_requests)
-            for i, (each, turn) in list(asked.items()):
-                if len(each.tokens) == ANSWER:
-                    del asked[i]
-                    history[i] += each.tokens + turns[turn][i]
-                    if turn + 1 < count:
-                        asked[i] = bench.ask(history[i]), turn + 1
-        took[caching] = (time.perf_counter() - began) * 5 / count
-        bench.close()
-    scaled = "" if options.off_turns == 5 else f" (five times a fifth: {options.off_turns} of 5 turns were run)"
-    report.say(
-        "four",
-        f"4 x 5 turns {took[True]:.2f} s, without the cache {took[False]:.2f} s{scaled}: "
-        f"{took[True] / took[False]:.3f} of it",
-    )
-
-
-def twelve(replica: LaunchedReplica, options: argparse.Namespace, words: Words, report: Report) -> None:
-    pool = int(options.twelve_pool_gib * GIB) or int(4.5 * replica.geometry.held_bytes(options.tokens))
-    bench = Bench(replica, options, pool_bytes=pool)
-    history = [words(options.tokens) for _ in range(12)]
-    for turn in range(3):
-        asked = []
-        for i in range(12):
-            each = bench.alone(history[i])
-            history[i] = history[i] + each.tokens + words(options.turn)
-            asked.append(each)
-        ttft = [each.ttft_ms for each in asked]
-        cached = sum(each.request.cached_tokens for each in asked)
-        from_host = sum(each.request.host_cached_tokens for each in asked)
-        report.say(
-            "twelve",
-            f"turn {turn + 1}: TTFT mean {statistics.fmean(ttft):8.1f} max {max(ttft):8.1f} ms; of "
-            f"{sum(len(a.request.prompt_token_ids) for a in asked)} tokens {cached} cached, {from_host} from host "
-            "memory",
-        )
-    host = bench.scheduler.stats().tier("host")
-    report.say(
-        "twelve",
-        f"pool {pool / GIB:.2f} GiB, host {host.used_bytes / GIB:.2f} of "
-        f"{host.capacity_bytes / GIB:.2f} GiB, stored {host.stored_bytes_total / GIB:.3f}, "
-        f"restored {host.restored_bytes_total / GIB:.3f}",
-    )
-    report.check("twelve sessions were not served from host memory", from_host > 0)
-    bench.close()
-
-
-def chats(replica: LaunchedReplica, options: argparse.Namespace, words: Words, report: Report) -> None:
-    system = words(options.system)
-    rests = [words(random.Random(i).randrange(options.turn // 2, options.turn)) for i in range(100)]
-    p50: dict[bool, float] = {}
-    for shared in (False, True):
-        bench = Bench(replica, options, pool_bytes=replica.pool_bytes)
-        if shared:
-            bench.alone(system + words(options.turn), checkpoint=len(system))
-        done: list[Asked] = []
-        began = time.perf_counter()
-        while len(done) < 100 or bench.engine.has_work:
-            while len(done) < 100 and time.perf_counter() - began >= len(done) / options.chat_rate:
-                prompt = (system if shared else []) + rests[len(done)]
-                done.append(bench.ask(prompt, output=64, checkpoint=len(system) if shared else 0))
-            if bench.engine.has_work:
-                bench.step(done)
-        ttft = sorted(each.ttft_ms for each in done)
-        p50[shared] = statistics.median(ttft)
-        cached = sum(each.request.cached_tokens for each in done)
-        report.say(
-            "chats",
-            f"{'behind the shared block' if shared else 'unshared rest alone':24} TTFT p50 {p50[shared]:7.1f} p99 "
-            f"{ttft[98]:7.1f} ms; {cached} tokens cached",
-        )
-        bench.close()
-    report.say("chats", f"{p50[True] / p50[False]:.2f} of the unshared rest alone")
-
-
-PARTS = {"session": session, "four": four, "twelve": twelve, "chats": chats}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True)
-    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--tokens", type=int, help="of a session's first prompt; default by variant")
     parser.add_argument("--turn", type=int, default=512, help="new tokens of a turn")
-    parser.add_argument("--system", type=int, default=3000, help="tokens that chats share")
-    parser.add_argument("--chat-rate", type=float, default=10.0, help="chats a second")
     parser.add_argument("--host-gib", type=float, default=64.0)
-    parser.add_argument("--twelve-pool-gib", type=float, default=24.0, help="0: room for four and a half")
-    parser.add_argument(
-        "--off-turns", type=int, default=5, choices=range(1, 6), help="turns of `four` without the cache"
-    )
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--kv-cache-dtype", default="auto")
@@ -338,8 +218,6 @@ def main() -> None:
     add_deadline(parser)
     options = parser.parse_args()
     options.tokens = options.tokens or TOKENS[options.variant]
-    if unknown := {*options.parts.split(",")} - {*PARTS}:
-        parser.error(f"--parts {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
     report = Report(f"{options.variant}")
     with within(options.deadline) as time_left:
         replica = started(options)
@@ -352,8 +230,7 @@ def main() -> None:
             warm = Bench(replica, options, pool_bytes=replica.pool_bytes, caching=False)
             warm.alone(words(min(1024, options.tokens)))
             warm.close()
-            for part in options.parts.split(","):
-                PARTS[part](replica, options, words, report)
+            session(replica, options, words, report)
         finally:
             replica.runner.shutdown()
     print("\n" + "\n".join(report.rows))

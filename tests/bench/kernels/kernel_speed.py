@@ -1,7 +1,7 @@
 """On one GPU: every kernel of a model alone, as a table of kernels has it, and its share of what that GPU could do.
 
     python tests/bench kernel_speed [--models E4B 31B-INT4] [--only TEXT] [--context 32768] [--segments 1 8]
-        [--chunk 8192] [--rows 1 32 2048] [--capability 80] [--tiles 31B] [--compilers 14] [--deadline SECONDS]
+        [--chunk 8192] [--rows 1 32 2048] [--capability 80] [--compilers 14] [--deadline SECONDS]
 
 Attention at a context, products and experts by rows, and what stands between them, inside captured graphs. Cells are
 `case time share`: of --bandwidth, or of the rate of products where operations take longer, which is measured first.
@@ -24,7 +24,6 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -132,15 +131,13 @@ def measured(cell: Cell, bandwidth: float, rate: float, library_rate: float) -> 
     return f"{cell.name} {spent:.4g}us {floor / spent:.0%}{of_library}{mark}"
 
 
-def compile_share(models: dict[str, Sizes], capability: int, only: str, share: int, shares: int) -> None:
+def compile_share(models: Sequence[str], sizes: Sizes, capability: int, only: str, share: int, shares: int) -> None:
     """In a process of its own, so that many compile at a time; results lie in Triton's cache."""
     die_with_parent()
     if capability != own_capability():
         pretend(capability)
     kernels = (
-        (f"{name} {kernel}", cells)
-        for name, sizes in models.items()
-        for kernel, cells in lines(MODELS[name](), capability, sizes)
+        (f"{name} {kernel}", cells) for name in models for kernel, cells in lines(MODELS[name](), capability, sizes)
     )
     for number, cell in enumerate(cell for label, cells in kernels if only in label for cell in cells):
         if number % shares == share:
@@ -160,7 +157,6 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kernels whose line contains this text")
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes a second; the default is an H200's")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile first")
-    parser.add_argument("--tiles", nargs="+", default=[], choices=MODELS, help="of these other tiles, too")
     add_deadline(parser)
     options = parser.parse_args()
     capability, here = options.capability or own_capability(), own_capability()
@@ -168,11 +164,7 @@ def main() -> int:
     few, many = ([n for n in options.rows if (n <= 64) is is_few] for is_few in (True, False))
     sizes = Sizes(options.context, tuple(options.segments), options.chunk, tuple(few), tuple(many))
     with within(options.deadline) as time:
-        spawn, models = (
-            get_context("spawn"),
-            {each: replace(sizes, tiles=each in options.tiles) for each in options.models},
-        )
-        given = models, capability, options.only
+        spawn, given = get_context("spawn"), (options.models, sizes, capability, options.only)
         shares = range(options.compilers)
         compiling = [spawn.Process(target=compile_share, args=(*given, share, len(shares))) for share in shares]
         for each in compiling:
@@ -187,7 +179,7 @@ def main() -> int:
             f"products {rate / 1e12:.0f} TFLOP/s, cuBLAS {library_rate / 1e12:.0f}; compiled after "
             f"{time.seconds:.0f} s", flush=True,
         )  # fmt: skip
-        for name, sizes in models.items():
+        for name in options.models:
             for kernel, cells in lines(MODELS[name](), capability, sizes):
                 if options.only in f"{name} {kernel}":
                     found = (told(cell, options.bandwidth, rate, library_rate) for cell in cells)

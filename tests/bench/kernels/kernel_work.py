@@ -7,7 +7,7 @@ Attention at a context, products and experts by rows, and what stands between th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -26,8 +26,6 @@ from modelserve_worker.kernels.attention.arguments import HeadNorms, LayerPages,
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.experts.experts import Choice
 from modelserve_worker.kernels.operations import Operations
-from modelserve_worker.kernels.products.int4_linear_triton import int4_dequantised_product, int4_product_with
-from modelserve_worker.kernels.products.linear_tiles import FEW_ROWS, LinearTile
 from modelserve_worker.kernels.sampling.sampling import CandidateRows
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.moe import MixtureOfExperts
@@ -39,21 +37,6 @@ from modelserve_worker.step.sampler import draw_candidates
 from modelserve_worker.step.sampling_slots import SamplingSlots
 
 ROUND_BYTES = 200_000_000  # that calls go round: several times the L2 cache of any GPU
-TRIED: dict[tuple[str, str], tuple[tuple[int, int, int, int], ...]] = {  # query rows, keys, warps, stages
-    ("decode", "v_only"): ((16, 32, 4, 3), (16, 64, 8, 2)),
-    ("decode", "kv"): ((16, 32, 4, 2), (16, 32, 4, 4)),
-    ("decode", "sliding"): ((16, 32, 2, 2), (16, 32, 4, 3)),
-    ("chunk", "v_only"): ((32, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 2), (16, 32, 2, 2), (32, 64, 4, 2)),
-    ("chunk", "kv"): ((32, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 2), (16, 32, 2, 2), (32, 64, 4, 1)),
-    ("chunk", "sliding"): ((64, 32, 8, 3), (64, 64, 4, 2), (64, 16, 4, 3), (32, 32, 2, 2), (32, 64, 2, 2)),
-}
-TRIED_INT4 = {  # by rows
-    1: ((32, 8, 2, 3, 1024), (32, 8, 2, 4, 1536), (32, 8, 1, 3, 2048), (64, 8, 2, 3, 512)),
-    16: ((64, 16, 4, 4, 384), (32, 16, 2, 3, 1536), (64, 16, 2, 3, 512)),
-    32: ((128, 64, 8, 2, 264), (128, 32, 4, 3, 528), (64, 32, 4, 4, 1056), (32, 32, 2, 3, 1056)),
-    64: ((64, 64, 4, 3, 264), (128, 64, 8, 2, 264), (64, 64, 4, 3, 528)),
-    512: ((64, 128, 4, 2, 264), (128, 128, 8, 2, 240), (128, 64, 4, 2, 264), (256, 64, 8, 2, 132)),
-}  # outputs, rows, warps, stages, programs
 
 
 class Model(NamedTuple):
@@ -70,7 +53,6 @@ class Sizes:
     many: tuple[int, ...] = (512, 2048)
     arena: int = 2 << 30  # 32 contexts
     round: int = ROUND_BYTES
-    tiles: bool = False  # others than those in use, too
 
 
 class Work(NamedTuple):
@@ -88,22 +70,6 @@ class Cell(NamedTuple):
 
 
 Line = tuple[str, list[Cell]]
-Shape = tuple[int, int, int, int]
-
-
-def as_tried(kernels: AttentionKernels, tried: Shape | None) -> AttentionKernels:
-    """They with tiles of this shape."""
-    if tried is None:
-        return kernels
-    rows, keys, warps, stages = tried
-    tiled = (
-        replace(each.tile, rows=rows, keys=keys, warps=warps, stages=stages) for each in kernels.choices if each.tile
-    )
-    return AttentionKernels(replace(each, tile=tile) for each, tile in zip(kernels.choices, tiled, strict=True))
-
-
-def named(tile: tuple[int, ...]) -> str:
-    return "{}x{}w{}s{}".format(*tile)
 
 
 def random(*shape: int) -> Tensor:
@@ -114,17 +80,12 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
     for kind in LayerKind:
         layer = cache(partial(Layer, model.architecture, kind, dtype, sizes.arena))
 
-        layout = "sliding" if kind is LayerKind.SLIDING else "v_only" if model.architecture.attention_k_eq_v else "kv"
-
-        def decode(count: int, tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
+        def decode(count: int, layer: Callable[[], Layer] = layer) -> Work:
             contexts = [sizes.context + (i if layer().rows.entries else 0) for i in range(count)]
-            calls, read = decode_calls(
-                layer(), contexts, as_tried(AttentionKernels.of(table, layer().rows.kind), tried)
-            )
-            return Work(calls, read)
+            return Work(*decode_calls(layer(), contexts, AttentionKernels.of(table, layer().rows.kind)))
 
-        def chunk(tried: Shape | None = None, layer: Callable[[], Layer] = layer) -> Work:
-            start, kernels = sizes.context - sizes.chunk, as_tried(AttentionKernels.of(table, layer().rows.kind), tried)
+        def chunk(layer: Callable[[], Layer] = layer) -> Work:
+            start, kernels = sizes.context - sizes.chunk, AttentionKernels.of(table, layer().rows.kind)
             call, operations = chunk_call(layer(), start, sizes.chunk, kernels)
             return Work([call] * 2, sizes.context * layer().row_bytes, operations)
 
@@ -133,22 +94,13 @@ def attention(model: Model, table: KernelTable, dtype: KVCacheDtype, sizes: Size
 
         yield f"decode {kind.name.lower()} {dtype}", [Cell(f"{n}x", partial(decode, n)) for n in sizes.segments]
         yield f"chunk {kind.name.lower()} {dtype}", [Cell(f"{sizes.chunk}", chunk)]
-        if sizes.tiles:
-            few, *_, most = sizes.segments
-            others = TRIED["decode", layout], TRIED["chunk", layout]
-            for n in (few, most) if dtype is KVCacheDtype.BFLOAT16 else ():
-                yield (
-                    f"decode {kind.name.lower()} {dtype} {n}x",
-                    [Cell(named(t), partial(decode, n, t)) for t in others[0]],
-                )
-            yield f"chunk {kind.name.lower()} {dtype} by", [Cell(named(t), partial(chunk, t)) for t in others[1]]
         if dtype is KVCacheDtype.BFLOAT16:
             yield (
                 f"prepare {kind.name.lower()}",
-                [Cell(f"{n}", partial(store, n, "prepare")) for n in (*sizes.few, sizes.many[-1])],
+                [Cell(f"{n}", partial(store, n, "prepare")) for n in (*sizes.few, *sizes.many[-1:])],
             )
             if kind is LayerKind.SLIDING:
-                yield "commit", [Cell(f"{n}", partial(store, n, "commit")) for n in (sizes.few[-1], sizes.many[0])]
+                yield "commit", [Cell(f"{n}", partial(store, n, "commit")) for n in (*sizes.few[-1:], *sizes.many[:1])]
 
 
 def stored_rows(layer: Layer, rows: int, kernels: str) -> Work:
@@ -216,23 +168,8 @@ def products(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line]:
         def of_library(rows: int, of: tuple[TextLinear, tuple[int, int]] = (tensor.linear, shape)) -> bool:
             return table.choose(Operation.LINEAR, *of, rows=rows).kernels[-1] == LIBRARY
 
-        def with_tile(
-            rows: int, tile: tuple[int, ...] | None, copies: Callable[[], list[StoredMatrix]] = copies
-        ) -> Work:
-            usual, shared = multiply(rows, copies), Operations(table, DEVICE).shared
-            way: Any = partial(int4_dequantised_product, shared=shared)
-            if tile is not None:
-                way = partial(int4_product_with, tile=LinearTile(*tile, few=rows <= FEW_ROWS), shared=shared)
-            x = random(rows, copies()[0].columns)
-            return usual._replace(calls=[partial(way, x, each._held()) for each in copies()])
-
         rows = (*sizes.few, *((128,) if model.weights else ()), *sizes.many)
         yield f"product {tensor.linear}", [Cell(f"{n}", partial(multiply, n), of_library(n)) for n in rows]
-        if sizes.tiles and model.weights and tensor.linear is TextLinear.GATE_UP:
-            for n, tiles in TRIED_INT4.items():
-                cells = [Cell(named(tile), partial(with_tile, n, tile)) for tile in tiles]
-                dequantised = [Cell("dequantised", partial(with_tile, n, None))] if n == max(TRIED_INT4) else []
-                yield f"product {tensor.linear} {n} by", cells + dequantised
 
 
 def experts(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line]:

@@ -19,7 +19,7 @@ from collections import Counter
 from typing import Any
 
 from bench.operator import scale_fleet as fleet
-from bench.operator.operator_scale import MERGE, NODES, SERVES, Api, quantile
+from bench.operator.operator_scale import NODES, SERVES, Answers, Api, answers, quantile
 from bench.operator.scale_operator import Operator, cpu_seconds
 from localcluster.control_plane import control_plane
 from localcluster.operator_process import permissions
@@ -48,31 +48,15 @@ async def fill(api: Api, options: argparse.Namespace) -> None:
     await api.each(("POST", SERVES, body, plain) for body in serves)
 
 
-async def users(api: Api, names: list[str], answered: list[float], stop: asyncio.Event, rate: float) -> None:
-    """Changes at a fixed rate, each of another object; seconds to the status of its generation."""
-    rng, sent, seen = random.Random(7), {}, {}
-
-    async def hear() -> None:
-        async for event in api.events(SERVES):
-            body = event["object"]
-            key = body["metadata"]["name"], (body.get("status") or {}).get("observedGeneration")
-            seen.setdefault(key, time.monotonic())
-
-    hearing = asyncio.create_task(hear())
-    await asyncio.sleep(0.5)
+async def users(names: list[str], found: Answers, stop: asyncio.Event, rate: float) -> None:
+    """Changes at a fixed rate, each of another object."""
+    rng = random.Random(7)
     for name in rng.sample(names, len(names)):
         if stop.is_set():
             break
-        started = time.monotonic()
-        body = await api.send("PATCH", f"{SERVES}/{name}", fleet.edit(rng), content=MERGE)
-        sent[name, body["metadata"]["generation"]] = started
+        await found.change(name, fleet.edit(rng))
         await asyncio.sleep(1 / rate)
-    for _ in range(200):  # the last answers
-        if sent.keys() <= seen.keys():
-            break
-        await asyncio.sleep(0.1)
-    hearing.cancel()
-    answered += [seen[key] - started for key, started in sent.items()]
+    await found.complete()
 
 
 async def measure(options: argparse.Namespace) -> bool:
@@ -112,21 +96,21 @@ async def lose(api: Api, operator: Operator, options: argparse.Namespace) -> boo
             if name in concerned and name not in told and _told(body):
                 told[name] = time.monotonic()
 
-    answered: list[float] = []
     stop = asyncio.Event()
     hearing = asyncio.create_task(hear())
-    changing = asyncio.create_task(users(api, others, answered, stop, options.rate))
     await asyncio.sleep(2)
-    servers = [operator.plane.processes[name] for name in ("kube-apiserver", "etcd")]
-    spent = cpu_seconds(operator.process), sum(map(cpu_seconds, servers))
-    began = time.monotonic()
-    await api.each(("DELETE", f"{NODES}/{name}", None, "application/json") for name in lost)
-    gone = time.monotonic()
-    while len(told) < len(concerned) and time.monotonic() - gone < 120:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    spent = cpu_seconds(operator.process) - spent[0], sum(map(cpu_seconds, servers)) - spent[1]
-    stop.set()
-    await changing
+    async with answers(api) as found:
+        changing = asyncio.create_task(users(others, found, stop, options.rate))
+        servers = [operator.plane.processes[name] for name in ("kube-apiserver", "etcd")]
+        spent = cpu_seconds(operator.process), sum(map(cpu_seconds, servers))
+        began = time.monotonic()
+        await api.each(("DELETE", f"{NODES}/{name}", None, "application/json") for name in lost)
+        gone = time.monotonic()
+        while len(told) < len(concerned) and time.monotonic() - gone < 120:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        spent = cpu_seconds(operator.process) - spent[0], sum(map(cpu_seconds, servers)) - spent[1]
+        stop.set()
+        await changing
     hearing.cancel()
     moved = sum(revisions.get(name, "") not in ("", before[name]["status"]["revision"]) for name in concerned)
     last = max(told.values(), default=gone) - gone
@@ -140,9 +124,9 @@ async def lose(api: Api, operator: Operator, options: argparse.Namespace) -> boo
         ("CPU s of the operator meanwhile", spent[0], None),
         ("CPU s of API server and etcd meanwhile", spent[1], None),
         ("of them re-planned by themselves", moved, 0),
-        ("users' changes meanwhile", len(answered), None),
-        ("s to their answer, median", quantile(answered, 0.5), None),
-        ("s to their answer, p99", quantile(answered, 0.99), None),
+        ("users' changes meanwhile", len(found.seconds), None),
+        ("s to their answer, median", quantile(found.seconds, 0.5), None),
+        ("s to their answer, p99", quantile(found.seconds, 0.99), None),
     ]
     for what, value, limit in rows:
         print(f"{what:48} {value:10.2f} {'' if limit is None else limit:>8}")
