@@ -161,6 +161,16 @@ def test_what_a_user_added_is_no_special_token(original: Path, made: Callable[..
     assert {46, 100, 105} <= vocabulary.special_ids
 
 
+def test_a_text_of_two_tokens_becomes_the_later_and_is_said_by_both(original: Path, made: Callable[..., Path]) -> None:
+    tokens = text_metadata(original)["tokenizer.ggml.tokens"]
+    later, earlier = tokens.index(f"{SPACE}the"), 7
+    assert tokens[earlier].startswith("<unused")
+    tokens[earlier] = tokens[later]
+    text = load_checkpoint_text(made(**{"tokenizer.ggml.tokens": tokens}))
+    assert text.tokenizer.encode(" the", add_special_tokens=False).ids == [later]
+    assert text.vocabulary.token_bytes[earlier] == text.vocabulary.token_bytes[later] == b" the"
+
+
 def test_a_tokenizer_json_in_the_file_is_taken_as_it_is(original: Path, made: Callable[..., Path]) -> None:
     whole = (original / "tokenizer.json").read_text()
     directory = made(**{"tokenizer.huggingface.json": whole, "tokenizer.ggml.model": "t5"})

@@ -14,7 +14,7 @@ from modelserve.errors import InvalidInput
 from modelserve.model.checkpoint_files import GENERATION_FILE, read_generation_config, read_json_object
 from modelserve.model.gguf.files import GgufCheckpoint, read_gguf
 from modelserve_worker.text.chat_template import ChatTemplate
-from modelserve_worker.text.gguf_tokenizer import special_tokens, tokenizer_json
+from modelserve_worker.text.gguf_tokenizer import repeated_tokens, special_tokens, tokenizer_json
 from modelserve_worker.text.prompt_encoder import PromptEncoder
 from modelserve_worker.text.vocabulary import Vocabulary
 
@@ -67,16 +67,17 @@ def load_checkpoint_text(directory: Path) -> CheckpointText:
         tokenizer = Tokenizer.from_str(source)
     except Exception as error:  # the library raises plain Exception for every fault of the file
         raise InvalidInput(f"{directory / TOKENIZER_FILE}: {error}", field=TOKENIZER_FILE) from error
-    gguf = read_gguf(directory)
+    gguf, vocabulary = read_gguf(directory), Vocabulary.from_tokenizer(tokenizer)
     settings_file = directory / "tokenizer_config.json"
     settings: dict[str, Any] = {}
     if gguf is not None:
+        vocabulary = vocabulary.with_texts(repeated_tokens(gguf))
         settings = {**special_tokens(gguf), "chat_template": gguf.metadata.get("tokenizer.chat_template")}
     elif settings_file.is_file():
         settings = read_json_object(settings_file)
     return CheckpointText(
         tokenizer=tokenizer,
-        vocabulary=Vocabulary.from_tokenizer(tokenizer),
+        vocabulary=vocabulary,
         chat_template=_chat_template(directory, settings),
         defaults=_defaults(directory, gguf),
         tokenizer_config=settings,

@@ -51,6 +51,15 @@ def tokenizer_json(checkpoint: GgufCheckpoint) -> str:
     return json.dumps(_document(vocabulary, merges, _added(tokens, special, added), bos=bos, unknown=unknown))
 
 
+def repeated_tokens(checkpoint: GgufCheckpoint) -> dict[int, str]:
+    """Texts of tokens that a later token has, too: no text becomes them, but a model may say them."""
+    if WHOLE in checkpoint.metadata:
+        return {}
+    tokens = _strings(checkpoint, "tokens")
+    last = {text: token_id for token_id, text in enumerate(tokens)}
+    return {token_id: text for token_id, text in enumerate(tokens) if last[text] != token_id}
+
+
 def special_tokens(checkpoint: GgufCheckpoint) -> dict[str, str]:
     """Texts of the tokens with a role: `bos_token`, `eos_token`, ... Raises InvalidInput for an id without a token."""
     ids = {role: checkpoint.metadata.get(f"{KEYS}{name}_token_id") for role, name in _ROLES.items()}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -41,6 +41,15 @@ class Vocabulary:
     def bytes_of(self, token_id: int) -> bytes:
         """Bytes of the token; none for an id beyond the tokenizer (models pad their vocabulary)."""
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
+
+    def with_texts(self, texts: Mapping[int, str]) -> Vocabulary:
+        """With tokens, by id, that stand for the same as the token that is found by their text."""
+        if not texts:
+            return self
+        table = list(self.token_bytes)
+        for token_id, text in texts.items():
+            table[token_id] = table[self.ids[text]]
+        return replace(self, token_bytes=tuple(table))
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> Vocabulary:
