@@ -263,6 +263,7 @@ def test_modelopts_own_file_counts_where_config_json_is_silent(tmp_path: Path) -
         return found or {}
 
     assert write({}) == {}
+    assert write({"text_config": {"quantization_config": {"quant_method": "awq"}}}) == {"quant_method": "awq"}
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     found = {"quantization_config": write({})}

@@ -23,9 +23,13 @@ _INSTEAD = {  # what to use in place of a method of quantisation that is not rea
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """`directory`/config.json, with what ModelOpt's own file states where config.json does not. Raises InvalidInput."""
+    """`directory`/config.json, with what it states of the text model alone, or ModelOpt's own file, where it states
+    nothing for the whole. Raises InvalidInput."""
     config = read_json_object(directory / CONFIG_FILE)
-    stated = config.get("quantization_config")
+    text = config.get("text_config")
+    stated = config.get("quantization_config") or (isinstance(text, Mapping) and text.get("quantization_config"))
+    if stated:
+        config = {**config, "quantization_config": stated}
     mixed = isinstance(stated, Mapping) and stated.get("quant_algo") == modelopt.MIXED
     if stated and not (mixed and "quantized_layers" not in modelopt.details(stated)):
         return config
@@ -98,4 +102,5 @@ def _input_activations(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _method(stated: object) -> str:
     found = stated.get("quant_method") if isinstance(stated, Mapping) else type(stated).__name__
-    return str(found)[:SHOWN].lower().replace("_", "-")
+    text = str(found)[:SHOWN].lower().replace("_", "-")
+    return modelopt.METHOD if text.startswith(f"{modelopt.METHOD}-") else text  # with the algorithm, as vLLM has it
