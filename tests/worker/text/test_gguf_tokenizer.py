@@ -162,13 +162,13 @@ def test_what_a_user_added_is_no_special_token(original: Path, made: Callable[..
 
 
 def test_a_text_of_two_tokens_becomes_the_later_and_is_said_by_both(original: Path, made: Callable[..., Path]) -> None:
-    tokens, earlier = text_metadata(original)["tokenizer.ggml.tokens"], 7
-    assert tokens[earlier].startswith("<unused")
-    ids = load_checkpoint_text(original).tokenizer.encode("hello", add_special_tokens=False).ids
-    tokens[earlier] = tokens[ids[0]]
+    tokens, later = text_metadata(original)["tokenizer.ggml.tokens"], 1199
+    assert tokens[later].startswith("<unused")
+    earlier, *rest = load_checkpoint_text(original).tokenizer.encode("hello", add_special_tokens=False).ids
+    tokens[later] = tokens[earlier]
     text = load_checkpoint_text(made(**{"tokenizer.ggml.tokens": tokens}))
-    assert text.tokenizer.encode("hello", add_special_tokens=False).ids == ids
-    assert text.vocabulary.token_bytes[earlier] == text.vocabulary.token_bytes[ids[0]] == tokens[ids[0]].encode()
+    assert text.tokenizer.encode("hello", add_special_tokens=False).ids == [later, *rest]
+    assert text.vocabulary.token_bytes[earlier] == text.vocabulary.token_bytes[later] == tokens[earlier].encode()
 
 
 def test_a_tokenizer_json_in_the_file_is_taken_as_it_is(original: Path, made: Callable[..., Path]) -> None:
