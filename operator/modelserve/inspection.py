@@ -116,11 +116,12 @@ def read_weight_format(directory: Path) -> WeightFormat:
     )
 
 
-def read_unused_parts(directory: Path) -> tuple[str, ...]:
-    """What of a checkpoint's quantisation is not used as it is stated or stored, a sentence each. Raises as above."""
+def read_unused_parts(directory: Path, stored: WeightFormat) -> tuple[str, ...]:
+    """What of a checkpoint's quantisation, read as `stored`, is not used as it is stated or stored, a sentence each.
+    Raises as above."""
     if (gguf := read_gguf(directory)) is not None:
-        return rounded_once_more(gguf, read_weight_format(directory))
-    return tuple(unused_parts(read_config(directory), read_weight_format(directory)))
+        return rounded_once_more(gguf, stored)
+    return tuple(unused_parts(read_config(directory), stored))
 
 
 def inspect_checkpoint(directory: Path) -> ModelFacts:
@@ -130,10 +131,12 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
     """
     if (gguf := read_gguf(directory)) is not None:
         architecture = gguf_architecture(gguf)
+        stored = gguf_weight_format(gguf, architecture)
         return ModelFacts(
             architecture=architecture,
             weight_bytes=sum(path.stat().st_size for path in gguf.files),
-            format=gguf_weight_format(gguf, architecture),
+            format=stored,
+            unused=rounded_once_more(gguf, stored),
             identity=_identity(directory, list(gguf.files)),
         )
     config = read_config(directory)

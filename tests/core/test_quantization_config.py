@@ -243,7 +243,9 @@ def test_nonsense_is_refused_and_not_crashed_on(nonsense: Any) -> None:
 
 def test_what_a_checkpoint_states_and_is_not_used_is_said() -> None:
     def said(stated: dict[str, Any]) -> str:
-        return " ".join(unused_parts(stated, stated_format(stated, architecture_of("31B"))))
+        stored = stated_format(stated, architecture_of("31B"))
+        assert stored is not None
+        return " ".join(unused_parts(stated, stored))
 
     assert said(config(W4, ["lm_head"])) == ""
     assert "k_scale and v_scale are not read" in said(config(W4, ["lm_head"], kv_cache_scheme=KV_SCHEME))

@@ -25,6 +25,7 @@ CPU = torch.device("cpu")
 ASKED = (Cell("arithmetic", None, 2), Cell("facts", None, 2), Cell("recall", 10, 1))
 MADE = [
     *(("keqv", name) for name in ("int4_g32", "int4_g128_asym", "int4_g128_actorder", "fp8_channel")),
+    *(("keqv", name) for name in ("nvfp4", "awq_g32", "int8_channel")),
     *(("ple", name) for name in ("int4_g32", "fp8_block")),
 ]
 Quantised = Callable[[str, str], Path]

@@ -230,7 +230,8 @@ def _model(
     uri = spec.model.uri
     if uri.startswith(_FILE_PREFIX):
         directory = Path(uri.removeprefix(_FILE_PREFIX))
-        return read_architecture(directory), read_weight_format(directory), read_unused_parts(directory)
+        stored = read_weight_format(directory)
+        return read_architecture(directory), stored, read_unused_parts(directory, stored)
     facts = published_model(uri) or inspected.get(uri)
     if facts is None:
         raise InvalidInput(

@@ -43,10 +43,10 @@ def read_weight_format(directory: Path) -> WeightFormat | None:
     return stored if stored.quantised else None
 
 
-def read_unused_parts(directory: Path) -> tuple[str, ...]:
+def read_unused_parts(directory: Path, stored: WeightFormat) -> tuple[str, ...]:
     """What the checkpoint states of its quantisation that is not used, a sentence each. Raises as above."""
     with _faults_of_a_checkpoint():
-        return inspection.read_unused_parts(directory)
+        return inspection.read_unused_parts(directory, stored)
 
 
 def read_assistant(directory: Path) -> AssistantArchitecture:

@@ -63,7 +63,8 @@ def load_model(
                     matrix.layout = Layout.COMPRESSED_TENSORS  # elements and scales are made apart
             _make_up(weight_sources(model), placement, seed=seed, progress=counted)
         else:
-            for unused in read_unused_parts(directory):
+            stored = placement.weight_format
+            for unused in () if stored is None else read_unused_parts(directory, stored):
                 logger.info("%s: %s", directory, unused)
             files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
             sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))

@@ -68,10 +68,10 @@ def _format_of_modules(stated: Any) -> FormatOf:
     raise unknown(f"quant_method {method}", _INSTEAD.get(method, REMEDY))
 
 
-def unused_parts(config: Mapping[str, Any], stored: WeightFormat | None) -> Iterator[str]:
-    """What a quantised checkpoint states that is not used, and what holds in its place, a sentence each."""
+def unused_parts(config: Mapping[str, Any], stored: WeightFormat) -> Iterator[str]:
+    """What a checkpoint read as `stored` states that is not used, and what holds in its place, a sentence each."""
     stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or stored is None:
+    if not isinstance(stated, Mapping):
         return
     said = modelopt.details(stated)
     if said.get("kv_cache_scheme") or said.get("kv_cache_quant_algo"):
