@@ -33,7 +33,7 @@ class _Bound:
 
 
 class AttentionKernels:
-    """Decodes and chunks of layers that are alike. Arguments by name are those of `attention_triton`'s launches, but
+    """Decodes and chunks of layers that are alike. Arguments by name are those of `triton_launches`'s launches, but
     for the tile, which is the choice's."""
 
     def __init__(self, choices: Iterable[Choice]) -> None:

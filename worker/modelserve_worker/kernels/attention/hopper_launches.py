@@ -1,6 +1,6 @@
 """Launches of Hopper's attention kernels, with those of Triton's that expand keys before them and combine behind them.
 
-They take what Triton's of `attention_triton` take, and compute the same.
+They take what Triton's of `triton_launches` take, and compute the same.
 """
 
 from __future__ import annotations
