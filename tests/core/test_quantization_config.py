@@ -138,6 +138,7 @@ def two_groups(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
             config(E4M3, [], layout="float-quantized", activations=PER_TOKEN | {"num_bits": 6}),
             "input_activations .*known are",
         ),
+        (config(E4M3, [], layout="float-quantized", activations={"type": ["float"]}), "input_activations .*known are"),
         (config(W4, ["lm_head"], sparsity_config={"format": "sparse-24"}), "sparsity_config"),
         (config(W4, ["lm_head"], quantization_status="frozen"), "quantization_status frozen"),
         (config(W4, ["re:(("]), "no regular expression"),

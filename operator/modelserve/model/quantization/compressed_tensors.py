@@ -100,8 +100,8 @@ def _activations(scheme: _Stated) -> str | None:
     stated = scheme.get("input_activations")
     if not stated:
         return None
-    kind = (stated.get("type"), stated.get("num_bits")) if isinstance(stated, Mapping) else None
-    known = {("float", 8): "float", ("int", 8): "int", ("float", 4): "fp4"}
-    if kind not in known:
-        raise unknown(f"input_activations {str(stated)[:96]} (known are none, and float of 8 or 4 or int of 8 bits)")
-    return known[kind]
+    if isinstance(stated, Mapping):
+        for kind, bits, found in (("float", 8, "float"), ("int", 8, "int"), ("float", 4, "fp4")):
+            if (stated.get("type"), stated.get("num_bits")) == (kind, bits):
+                return found
+    raise unknown(f"input_activations {str(stated)[:96]} (known are none, and float of 8 or 4 or int of 8 bits)")

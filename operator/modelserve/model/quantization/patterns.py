@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 from modelserve.model.quantization.refusal import unknown
 
@@ -55,11 +55,8 @@ def expressed(texts: Sequence[str]) -> Matches:
 
 def wildcards(texts: Sequence[str]) -> Matches:
     """ModelOpt's: names with "*" for any text; a module's name stands for what is below it, too."""
-
-    def matches(name: str) -> bool:
-        return any(fnmatchcase(each, text) or each.startswith(f"{text}.") for each in spelled(name) for text in texts)
-
-    return matches
+    any_of = re.compile("|".join(translate(each) for text in texts for each in (text, f"{text}.*")) or "(?!)")
+    return lambda name: any(any_of.match(each) for each in spelled(name))
 
 
 def parts(texts: Sequence[str]) -> Matches:
