@@ -101,6 +101,18 @@ def test_a_file_address_is_for_the_command_line() -> None:
     assert ModelServe.parse(document, file_uri=True).spec.model.uri == "file:///models/tiny"
 
 
+@pytest.mark.parametrize("name", ["m-Q4_0.gguf", "BF16/m-00001-of-00002.gguf"])
+def test_a_gguf_file_of_a_repository_is_an_address(name: str) -> None:
+    uri = f"hf://unsloth/gemma-4-31B-it-GGUF/{name}"
+    assert ModelServe.parse(_document(model={"uri": uri})).spec.model.uri == uri
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "../m.gguf", ".gguf", "a/b/c/d/m.gguf"])
+def test_no_other_file_of_a_repository_is_one(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"is not a model address; use hf://OWNER/NAME, hf://OWNER/NAME/FILE\.gguf"):
+        ModelServe.parse(_document(model={"uri": f"hf://unsloth/gemma-4-31B-it-GGUF/{name}"}))
+
+
 def test_impossible_but_well_formed_is_accepted() -> None:
     spec = ModelServe.parse(
         _document(

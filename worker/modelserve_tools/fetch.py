@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
-from modelserve.model.gguf.files import listed, models_of
+from modelserve.model.gguf.files import SUFFIX, listed, models_of
 from modelserve.termination import (
     TERMINAL_EXIT_CODE,
     FetchedDrafter,
@@ -228,7 +228,10 @@ def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, file: s
 
 def _gguf_parts(repository: str, names: Iterable[str], file: str | None) -> list[str]:
     """The files of the GGUF model that is asked for: of the one that `file` is a part of, or of the only one."""
-    models = models_of(names)
+    models = models_of(names := list(names))
+    held = {name for parts in models.values() for name in parts}
+    for tower in (name for name in names if name.endswith(SUFFIX) and name not in held):
+        logger.info("%s is left: text needs no tower of images or audio", tower)
     if file is not None:
         found = next((parts for parts in models.values() if file in parts), None)
         if found is None:

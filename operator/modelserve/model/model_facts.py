@@ -18,7 +18,7 @@ class ModelFacts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
 
     architecture: ModelArchitecture
-    weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files, for download and start-up budgets.")
+    weight_bytes: int = Field(ge=1, description="Bytes of the weight files, for download and start-up budgets.")
     format: WeightFormat = Field(description="Storage type of the text weights.")
     unused: tuple[str, ...] = Field(
         default=(),
@@ -28,7 +28,7 @@ class ModelFacts(BaseModel):
     identity: str | None = Field(
         default=None,
         pattern=r"^[0-9a-f]{64}$",
-        description="Digest of the names and sizes of the safetensors files and of their index: files that were "
+        description="Digest of the names and sizes of the weight files and of their index: files that were "
         "exchanged for others have another one. None: not read, as of a published name.",
     )
 

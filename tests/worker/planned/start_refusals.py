@@ -225,6 +225,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "server.flags:server_settings", "InvalidInput"): (1, _HAND),
     (_WORKER + "server.flags:engine_args", "InvalidInput"): (3, _HAND),
     (_WORKER + "text.checkpoint_text:read_tokenizer_json", "InvalidInput"): (1, _FILES),
+    (_WORKER + "text.gguf_tokenizer:_check_counts", "InvalidInput"): (1, _FILES),
     (_WORKER + "text.gguf_tokenizer:_pair", "InvalidInput"): (1, _FILES),
     (_WORKER + "text.gguf_tokenizer:_span", "InvalidInput"): (1, _FILES),
     (_WORKER + "text.gguf_tokenizer:_strings", "InvalidInput"): (1, _FILES),

@@ -193,6 +193,24 @@ def test_a_broken_vocabulary_is_named(key: str, made: Callable[..., Path]) -> No
         load_checkpoint_text(made(**{key: given}))
 
 
+@pytest.mark.parametrize(
+    ("rows", "merges", "message"),
+    [
+        (1199, None, r"1200 tokens with \d+ merges, but 'token_embd\.weight' has 1199 rows"),
+        (1200, ["a b"] * 9601, "9601 merges"),
+    ],
+)
+def test_a_vocabulary_of_another_model_or_without_end_is_refused(
+    rows: int, merges: list[str] | None, message: str, original: Path, tmp_path: Path
+) -> None:
+    metadata = {"general.architecture": "gemma4", **text_metadata(original)}
+    metadata |= {} if merges is None else {"tokenizer.ggml.merges": merges}
+    embedding = {"token_embd.weight": ("F32", (rows, 1), bytes(4 * rows))}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(metadata, embedding))
+    with pytest.raises(InvalidInput, match=message):
+        load_checkpoint_text(tmp_path)
+
+
 def test_merges_of_no_tokens_are_refused(made: Callable[..., Path]) -> None:
     with pytest.raises(InvalidInput, match=r"tokenizer\.json: .*zz"):
         load_checkpoint_text(made(**{"tokenizer.ggml.merges": ["zz zz"]}))

@@ -14,10 +14,12 @@ from typing import Any
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.gguf.files import GgufCheckpoint, reading
 from modelserve.model.gguf.header import ArraySpan, read_numbers, read_strings
+from modelserve.model.gguf.tensor_names import TOKEN_EMBEDDING
 
 KEYS = "tokenizer.ggml."
 WHOLE = "tokenizer.huggingface.json"  # a key of the format that holds a tokenizer.json as it is
 MODEL = "gemma4"
+MERGES_PER_TOKEN = 8  # Gemma's vocabulary has two
 SPACE = "\u2581"
 _CONTROL, _USER_DEFINED = 3, 4  # types of tokens
 _SHOWN = frozenset(  # special tokens that the converter calls user-defined, so that llama.cpp shows them
@@ -38,6 +40,7 @@ def tokenizer_json(checkpoint: GgufCheckpoint) -> str:
             f"{checkpoint.first}: {KEYS}model is {str(stated)[:64]!r}; {MODEL!r} is served, which llama.cpp's "
             "converter writes"
         )
+    _check_counts(checkpoint)
     tokens = _strings(checkpoint, "tokens")
     types = read_numbers(reading(checkpoint.first), _span(checkpoint, "token_type"))
     if len(types) != len(tokens):
@@ -47,8 +50,21 @@ def tokenizer_json(checkpoint: GgufCheckpoint) -> str:
     _name_lone_bytes(vocabulary, merges)
     special = [i for i, kind in enumerate(types) if kind == _CONTROL or tokens[i] in _SHOWN]
     added = [i for i, kind in enumerate(types) if kind == _USER_DEFINED and tokens[i] not in _SHOWN]
-    bos, unknown = special_tokens(checkpoint).get("bos_token"), special_tokens(checkpoint).get("unk_token")
+    roles = special_tokens(checkpoint)
+    bos, unknown = roles.get("bos_token"), roles.get("unk_token")
     return json.dumps(_document(vocabulary, merges, _added(tokens, special, added), bos=bos, unknown=unknown))
+
+
+def _check_counts(checkpoint: GgufCheckpoint) -> None:
+    """Raises InvalidInput for more tokens than the embedding has rows, and for merges without end."""
+    tokens, merges = (_span(checkpoint, name).count for name in ("tokens", "merges"))
+    embedding = checkpoint.tensors.get(TOKEN_EMBEDDING)
+    rows = tokens if embedding is None else embedding[1].shape[0]
+    if tokens > rows or merges > MERGES_PER_TOKEN * rows:
+        raise InvalidInput(
+            f"{checkpoint.first}: {tokens} tokens with {merges} merges, but {TOKEN_EMBEDDING!r} has {rows} rows; up to "
+            f"{MERGES_PER_TOKEN} merges for each are read: convert it again"
+        )
 
 
 def repeated_tokens(checkpoint: GgufCheckpoint) -> dict[int, str]:
@@ -64,7 +80,8 @@ def special_tokens(checkpoint: GgufCheckpoint) -> dict[str, str]:
     """Texts of the tokens with a role: `bos_token`, `eos_token`, ... Raises InvalidInput for an id without a token."""
     ids = {role: checkpoint.metadata.get(f"{KEYS}{name}_token_id") for role, name in _ROLES.items()}
     wanted = {token_id for token_id in ids.values() if token_id is not None}
-    texts = {i: text for i, text in enumerate(_strings(checkpoint, "tokens")) if i in wanted} if wanted else {}
+    stored = enumerate(read_strings(reading(checkpoint.first), _span(checkpoint, "tokens"))) if wanted else ()
+    texts = {token_id: text.decode(errors="replace") for token_id, text in stored if token_id in wanted}
     for role, token_id in ids.items():
         if token_id is not None and token_id not in texts:
             raise InvalidInput(f"{checkpoint.first}: {role} is {str(token_id)[:64]}, which is no token of the file")

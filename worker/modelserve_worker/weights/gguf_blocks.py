@@ -30,7 +30,7 @@ from modelserve.model.gguf.block_types import (
 
 GROUP = 32  # elements that share a scale
 PACKED = 8  # nibbles of a word
-CACHED_BYTES = 1 << 19  # of a file at a time, so that what is made of them on the way stays in a core's cache
+CACHED_BYTES = 1 << 19  # of a file at a time: what is made of them on the way stays in a core's cache, and is small
 _LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
 _LARGEST = 127  # of int8
 BLOCKS_BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values() if kind.elements > 1}
@@ -53,11 +53,17 @@ class BlockTargets:
         """raw uint8 [runs, bytes], whole blocks, on the device of the targets."""
         blocks = raw.reshape(raw.shape[0], -1, self.kind.bytes)
         runs, count = blocks.shape[:2]
-        step = max(1, CACHED_BYTES // (count * self.kind.bytes))
-        width = count if runs > 1 else min(count, max(1, CACHED_BYTES // self.kind.bytes))
+        most = raw.numel() if raw.is_cuda and self._exact else CACHED_BYTES
+        step = max(1, most // (count * self.kind.bytes))
+        width = count if runs > 1 else min(count, max(1, most // self.kind.bytes))
         for run in range(0, runs, step):
             for first in range(0, count, width):
                 self._store(blocks[run : run + step, first : first + width], run, first)
+
+    @property
+    def _exact(self) -> bool:
+        """Whether what is made on the way is small: no floats."""
+        return self.scales is not None and self.kind in _INTEGERS
 
     def _store(self, blocks: Tensor, run: int, first: int) -> None:
         """Blocks from `first` on of the runs from `run` on."""
@@ -75,7 +81,7 @@ class BlockTargets:
         """Elements [runs, ...] and scales [runs, groups] as the targets have them."""
         if self.scales is None:
             return numbers(self.kind, blocks).flatten(1), None
-        if self.kind not in _INTEGERS:
+        if not self._exact:
             return _rounded(numbers(self.kind, blocks).flatten(1))
         elements = _words(blocks) if self.elements.dtype is torch.int32 else _INTEGERS[self.kind](blocks)
         return elements.flatten(1), _half(blocks, 0)[..., 0]

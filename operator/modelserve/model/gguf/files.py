@@ -18,7 +18,7 @@ _PROJECTOR = re.compile(r"(?:^|[-_.])mmproj(?:[-_.]|$)")  # an image or audio to
 LISTED = 5  # names in a message
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is itself: what is read of it is kept with it
 class GgufCheckpoint:
     """All parts of one model. `metadata` is the first part's, which has it all."""
 

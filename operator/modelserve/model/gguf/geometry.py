@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,6 +26,7 @@ TURN_ENDS = (b"<turn|>", b"<|tool_response>")  # end an answer of models with a 
 _UNTURNED = 1e20  # factors from here on stand for pairs that are not rotated: llama.cpp writes 1e30
 
 
+@lru_cache(maxsize=4)  # a start asks several times, and the ends of turns are looked for in the whole vocabulary
 def gguf_architecture(checkpoint: GgufCheckpoint) -> ModelArchitecture:
     """The geometry. Raises UnsupportedModel for another architecture and for a setting that is not served, InvalidInput
     for keys and tensors that are missing or contradict each other."""
