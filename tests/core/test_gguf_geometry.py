@@ -71,11 +71,12 @@ def test_k_quants_are_int8_and_it_is_said(tmp_path: Path) -> None:
     architecture = architecture_of("31B")
     named = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}
     write_sparse(tmp_path / "m.gguf", architecture, types_of(architecture, "Q4_K", **named))
-    assert str(read_weight_format(tmp_path)) == "int8_g32_f16"
-    (said,) = read_unused_parts(tmp_path)
+    stored = read_weight_format(tmp_path)
+    assert str(stored) == "int8_g32_f16"
+    (said,) = read_unused_parts(tmp_path, stored)
     assert said.startswith("410 tensors, blk.0.attn_q.weight (Q4_K) the first, are held in INT8, rounded once more")
     write_sparse(tmp_path / "m.gguf", architecture, types_of(architecture, "Q4_0", token_embd="Q6_K"))
-    assert read_unused_parts(tmp_path) == ()
+    assert read_unused_parts(tmp_path, read_weight_format(tmp_path)) == ()
 
 
 def test_types_become_the_smallest_format_that_holds_them_all(tmp_path: Path) -> None:

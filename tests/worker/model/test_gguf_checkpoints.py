@@ -188,6 +188,19 @@ def test_pieces_of_any_size_put_every_block_where_it_belongs(
         assert torch.equal(one, other), name
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("variant", "kind"), [("31B", "Q4_0 as quantised"), ("31B", "K"), ("26B-A4B", "mixed")])
+def test_a_gpu_splits_blocks_as_a_cpu_does(variant: str, kind: str, made: Made) -> None:
+    last, directory = TensorParallel(rank=1, size=2), made(variant, kind)
+    there, here = (
+        load_checkpoint(directory, parallel=last, dtype=torch.bfloat16, device=torch.device(name))
+        for name in ("cuda", "cpu")
+    )
+    for (name, one), (_, other) in zip(there.named_parameters(), here.named_parameters(), strict=True):
+        assert torch.equal(one.cpu(), other), name
+
+
 SCALES_AT = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
