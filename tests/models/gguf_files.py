@@ -31,7 +31,9 @@ ROUNDED_NAMES = {kind.name for kind in ROUNDED}
 KINDS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 
 
-def write_gguf(model: Path, kind: str, path: Path, *, types: Mapping[str, str] | None = None, **metadata: Any) -> None:
+def write_gguf(
+    model: Path, kind: str, path: Path, *, types: Mapping[str, str] | None = None, parts: int = 1, **metadata: Any
+) -> None:
     """The checkpoint in `model` with matrices in `kind`, but those whose name ends as one of `types` says, where rows
     are whole blocks."""
     architecture = ModelArchitecture.from_config(json.loads((model / "config.json").read_text()))
@@ -45,7 +47,14 @@ def write_gguf(model: Path, kind: str, path: Path, *, types: Mapping[str, str] |
     pairs, half = architecture.global_rotary_pairs, architecture.global_head_dim // 2
     tensors["rope_freqs.weight"] = "F32", (half,), factors(pairs, half)
     text = text_metadata(model) if (model / "tokenizer.json").is_file() else TEXT
-    path.write_bytes(gguf_bytes({**architecture_metadata(architecture), **text, **metadata}, tensors))
+    stated = {**architecture_metadata(architecture), **text, **metadata}
+    if parts == 1:
+        path.write_bytes(gguf_bytes(stated, tensors))
+    for part in range(parts if parts > 1 else 0):
+        held = dict(list(tensors.items())[part::parts])
+        split = {"split.no": part, "split.count": parts, "split.tensors.count": len(tensors)}
+        part_path = path.with_name(f"{path.stem}-{part + 1:05}-of-{parts:05}.gguf")
+        part_path.write_bytes(gguf_bytes({**split, **({} if part else stated)}, held))
 
 
 def stored_as(name: str, tensor: Tensor, kind: str, types: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from gguf_files import write_dequantised, write_gguf
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
 from torch import Tensor
 
+from modelserve.errors import InvalidInput
 from modelserve.inspection import inspect_checkpoint, read_architecture, read_weight_format
 from modelserve.model.gguf.block_types import BlockType
 from modelserve.model.gguf.files import read_gguf
@@ -105,6 +106,21 @@ def test_logits_are_those_of_the_dequantised_elements(
     assert difference(dense_logits(load_checkpoint(directory), IDS), reference_logits(dense, IDS)) <= TOLERANCE
     rounded = [dense_logits(load_checkpoint(each, dtype=torch.bfloat16), IDS) for each in (directory, dense)]
     assert difference(*rounded) == 0.0
+
+
+def test_parts_are_loaded_as_one(made: Made, sources: Callable[[str], Path], tmp_path: Path) -> None:
+    """From the directory, and where one part is named."""
+    write_gguf(sources("31B"), "Q8_0", tmp_path / "m.gguf", parts=3)
+    (tmp_path / "mmproj-m.gguf").write_bytes(b"of no concern")
+    expected = load_checkpoint(made("31B", "Q8_0"))
+    for path in (tmp_path, tmp_path / "m-00002-of-00003.gguf"):
+        for (name, one), (_, other) in zip(
+            expected.named_parameters(), load_checkpoint(path).named_parameters(), strict=True
+        ):
+            assert torch.equal(one, other), name
+    (tmp_path / "m-00003-of-00003.gguf").unlink()
+    with pytest.raises(InvalidInput, match="fetch all parts"):
+        read_architecture(tmp_path)
 
 
 def test_types_change_what_the_tolerance_can_see(made: Made) -> None:
