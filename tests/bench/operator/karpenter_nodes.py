@@ -15,25 +15,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.operator.operator_fleet import controllers
-from bench.operator.operator_scale import MERGE, STRATEGIC, Api
+from bench.operator.operator_scale import MERGE, NODES, STRATEGIC, Api
+from bench.operator.played_kubelets import GPU, Kubelets, controllers, is_ready, model_serve, owner, serves_of, until
 from bench.operator.scale_operator import Operator
 from localcluster.binaries import module_folder, require_tool
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.operator_process import permissions
 from localcluster.processes import free_ports, spawn
 
-NAMESPACE, GPU, NAME = "ml", "nvidia.com/gpu", "serving.modelserve.dev/name"
+NAMESPACE = "ml"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-SERVES = f"/apis/serving.modelserve.dev/v1alpha1/namespaces/{NAMESPACE}/modelserves"
+SERVES = serves_of(NAMESPACE)
 BUFFERS = f"/apis/autoscaling.x-k8s.io/v1beta1/namespaces/{NAMESPACE}/capacitybuffers"
-NODES, CLAIMS = "/api/v1/nodes", "/apis/karpenter.sh/v1/nodeclaims"
+CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 DUE_S = (60, 180, 420)  # attempts follow after 1, 2 and 4 minutes
 BROKEN = "broken"  # the ModelServe whose workers end with exit code 78
 FAILURE = {"reason": "InvalidCheckpoint", "message": "model.safetensors is not there."}
@@ -111,37 +110,30 @@ def karpenter(plane: ControlPlane) -> Iterator[None]:
         process.terminate(timeout_s=20)
 
 
-@dataclass
-class Kubelets:
+class Seen(Kubelets):
     """What kubelets would say of nodes and pods, and what was seen of both."""
 
-    api: Api
-    began: float = field(default_factory=time.monotonic)
-    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    bought: int = 0  # nodes that were brought so far
-    failed: int = 0  # workers that were ended
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(self, api: Api) -> None:
+        super().__init__(api, PODS)
+        self.began = time.monotonic()
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.bought = 0  # nodes that were brought so far
+        self.failed = 0  # workers that were ended
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        watches = [asyncio.create_task(each) for each in (self._watch_nodes(), self._watch_pods())]
+        watches = [asyncio.create_task(each) for each in (self._watch_nodes(), self.watch())]
         try:
             yield
         finally:
-            for task in (*watches, *self.tasks):
+            for task in watches:
                 task.cancel()
             for task in watches:
                 if task.done() and not task.cancelled() and task.exception():
                     raise task.exception()  # type: ignore[misc]
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     async def _watch_nodes(self) -> None:
         async for event in self.api.events(NODES):
@@ -153,7 +145,7 @@ class Kubelets:
             if event["type"] == "ADDED":
                 self.bought += 1
                 self.say(f"node {self.kind(node)} is brought")
-                self._begin(self._register(name))
+                self.begin(self._register(name))
             self.nodes[name] = node
 
     async def _register(self, name: str) -> None:
@@ -161,7 +153,8 @@ class Kubelets:
         await asyncio.sleep(1.0)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastHeartbeatTime": now}
-        await self._patch(f"{NODES}/{name}/status", {"status": {"conditions": [{**ready, "lastTransitionTime": now}]}})
+        status = {"conditions": [{**ready, "lastTransitionTime": now}]}
+        await self.unless_gone("PATCH", f"{NODES}/{name}/status", {"status": status}, content=STRATEGIC)
         for _ in range(50):
             node = await self.api.send("GET", f"{NODES}/{name}")
             kept = [each for each in node["spec"].get("taints") or () if each["key"] != "node.kubernetes.io/not-ready"]
@@ -174,21 +167,21 @@ class Kubelets:
                 if "409" not in str(error):
                     raise
 
-    async def _watch_pods(self) -> None:
-        async for event in self.api.events(PODS):
-            pod, name = event["object"], event["object"]["metadata"]["name"]
-            before = self.pods.get(name)
-            if event["type"] == "DELETED":
-                self.pods.pop(name, None)
-                continue
-            self.pods[name] = pod
-            node = pod["spec"].get("nodeName")
-            if node and not (before and before["spec"].get("nodeName")):
-                asked = pod["spec"]["containers"][0]["resources"]["limits"].get(GPU)
-                self.say(f"pod {self.owner(pod)} ({asked} {GPU}) is bound to {self.kind(self.nodes[node])}")
-                self._begin(self._start(name, pod))
-            if "deletionTimestamp" in pod["metadata"] and not (before and "deletionTimestamp" in before["metadata"]):
-                self._begin(self._end(name))
+    def seen(self, event: str, pod: dict[str, Any], before: dict[str, Any] | None) -> None:
+        node = pod["spec"].get("nodeName")
+        if node and event != "DELETED" and not (before and before["spec"].get("nodeName")):
+            asked = pod["spec"]["containers"][0]["resources"]["limits"].get(GPU)
+            self.say(f"pod {self.worker(pod)} ({asked} {GPU}) is bound to {self.kind(self.nodes[node])}")
+
+    def failure(self, pod: dict[str, Any]) -> dict[str, Any] | None:
+        if owner(pod) != BROKEN:
+            return None
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ended = {"exitCode": 78, "message": json.dumps(FAILURE), "startedAt": now, "finishedAt": now}
+        self.failed += 1
+        self.say(f"pod {self.worker(pod)} ends with exit code 78 (written by this program)")
+        waits = {"waiting": {"reason": "CrashLoopBackOff"}}
+        return {"restartCount": 1, "state": waits, "lastState": {"terminated": ended}}
 
     @staticmethod
     def kind(node: dict[str, Any]) -> str:
@@ -198,68 +191,16 @@ class Kubelets:
         return f"{size}/{node['metadata']['name'].rsplit('-', 1)[-1][:4]}"
 
     @staticmethod
-    def owner(pod: dict[str, Any]) -> str:
-        return f"{pod['metadata']['labels'][NAME]}/{pod['metadata']['name'].rsplit('-', 1)[-1]}"
-
-    async def _start(self, name: str, pod: dict[str, Any]) -> None:
-        await asyncio.sleep(1.0)
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        fails = pod["metadata"]["labels"][NAME] == BROKEN
-        container = {"name": "worker", "image": "worker", "imageID": "", "restartCount": int(fails), "ready": not fails}
-        state: dict[str, Any] = {"state": {"running": {"startedAt": now}}, "started": True}
-        if fails:
-            ended = {"exitCode": 78, "message": json.dumps(FAILURE), "startedAt": now, "finishedAt": now}
-            state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
-            self.failed += 1
-            self.say(f"pod {self.owner(pod)} ends with exit code 78 (written by this program)")
-        conditions = [
-            {"type": kind, "status": str(not fails), "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")
-        ]
-        told = {"phase": "Running", "podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}], "startTime": now}
-        await self._patch(
-            f"{PODS}/{name}/status",
-            {"status": {**told, "conditions": conditions, "containerStatuses": [{**container, **state}]}},
-        )
-
-    async def _end(self, name: str) -> None:
-        await asyncio.sleep(0.5)
-        await self._ignore_absent("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
-
-    async def _patch(self, path: str, body: dict[str, Any]) -> None:
-        await self._ignore_absent("PATCH", path, body, content=STRATEGIC)
-
-    async def _ignore_absent(self, *request: Any, **options: Any) -> None:
-        try:
-            await self.api.send(*request, **options)
-        except RuntimeError as error:
-            if "404" not in str(error):
-                raise
-
-    async def until(self, what: str, ready: Callable[[], Any], *, timeout_s: float = 90.0) -> None:
-        begun = time.monotonic()
-        while not ready():
-            if time.monotonic() - begun > timeout_s:
-                raise RuntimeError(
-                    f"{what}: not within {timeout_s:.0f} s; {len(self.nodes)} nodes, {len(self.pods)} pods"
-                )
-            await asyncio.sleep(0.2)
+    def worker(pod: dict[str, Any]) -> str:
+        return f"{owner(pod)}/{pod['metadata']['name'].rsplit('-', 1)[-1]}"
 
     def ready(self, name: str) -> list[str]:
         """Nodes of the ready workers of a ModelServe."""
-        found = []
-        for pod in self.pods.values():
-            states = {each["type"]: each["status"] for each in (pod.get("status") or {}).get("conditions") or ()}
-            if pod["metadata"]["labels"][NAME] == name and states.get("Ready") == "True":
-                found.append(pod["spec"]["nodeName"])
-        return found
+        return [pod["spec"]["nodeName"] for pod in self.pods.values() if owner(pod) == name and is_ready(pod)]
 
 
-def model_serve(name: str, **spec: Any) -> dict[str, Any]:
-    """31B on one H200; its facts ship with the package, and a commit has nobody ask the Hub."""
-    model = {"uri": "hf://google/gemma-4-31B-it", "revision": "a1" * 20}
-    body = {"model": model, "accelerators": {"products": ["NVIDIA-H200"]}, **spec}
-    metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe", "metadata": metadata, "spec": body}
+def on_h200(name: str, **spec: Any) -> dict[str, Any]:
+    return model_serve(name, model="31B", accelerators={"products": ["NVIDIA-H200"]}, **spec)
 
 
 async def condition(api: Api, name: str, kind: str) -> tuple[str, str, str]:
@@ -268,7 +209,7 @@ async def condition(api: Api, name: str, kind: str) -> tuple[str, str, str]:
     return found.get("status", ""), found.get("reason", ""), found.get("message", "")
 
 
-async def waits_for(seen: Kubelets, name: str, kind: str, reason: str) -> None:
+async def waits_for(seen: Seen, name: str, kind: str, reason: str) -> None:
     for _ in range(600):
         status, found, message = await condition(seen.api, name, kind)
         if found == reason:
@@ -278,39 +219,39 @@ async def waits_for(seen: Kubelets, name: str, kind: str, reason: str) -> None:
     raise RuntimeError(f"{name}: {kind} is {await condition(seen.api, name, kind)}, not {reason}")
 
 
-async def from_nothing_and_back(seen: Kubelets) -> None:
+async def from_nothing_and_back(seen: Seen) -> None:
     print("\n# from an empty pool to a bound worker, and back", flush=True)
-    await seen.api.send("POST", SERVES, model_serve("gemma"))
+    await seen.api.send("POST", SERVES, on_h200("gemma"))
     seen.say("ModelServe gemma is created; there is no node")
-    await seen.until("a worker is ready", lambda: seen.ready("gemma"))
+    await until("a worker is ready", lambda: seen.ready("gemma"))
     await waits_for(seen, "gemma", "Ready", "RolledOut")
     assert seen.bought == 1, seen.bought
     (node,) = seen.nodes.values()
     assert node["metadata"]["labels"]["karpenter.sh/nodepool"] == "h200", "the cheaper L4 was left alone"
     await scale(seen, "gemma", 0)
-    await seen.until("the node goes", lambda: not seen.nodes)
+    await until("the node goes", lambda: not seen.nodes)
 
 
-async def scale(seen: Kubelets, name: str, replicas: int) -> None:
+async def scale(seen: Seen, name: str, replicas: int) -> None:
     await seen.api.send("PATCH", f"{SERVES}/{name}", {"spec": {"replicas": replicas}}, content=MERGE)
     seen.say(f"{name} is scaled to {replicas}")
 
 
-async def warm_room(seen: Kubelets) -> None:
+async def warm_room(seen: Seen) -> None:
     print("\n# room for the first worker, kept by a CapacityBuffer (feature gate on)", flush=True)
     await seen.api.send("PATCH", f"{SERVES}/gemma", {"spec": {"capacityBuffer": {"replicas": 1}}}, content=MERGE)
-    await seen.until("a node is brought for nobody", lambda: seen.nodes)
+    await until("a node is brought for nobody", lambda: seen.nodes)
     await waits_for(seen, "gemma", "CapacityBuffered", "BufferProvisioned")
     before = seen.bought
     await scale(seen, "gemma", 1)
-    await seen.until("a worker is ready", lambda: seen.ready("gemma"))
+    await until("a worker is ready", lambda: seen.ready("gemma"))
     seen.say(f"the worker found its node there: {before} brought before, and the room is made again")
-    await seen.until("the room is made again", lambda: seen.bought == before + 1)
+    await until("the room is made again", lambda: seen.bought == before + 1)
     await seen.api.send("PATCH", f"{SERVES}/gemma", {"spec": {"capacityBuffer": None}}, content=MERGE)
-    await seen.until("the spare node goes", lambda: len(seen.nodes) == 1)
+    await until("the spare node goes", lambda: len(seen.nodes) == 1)
 
 
-async def allow(seen: Kubelets, *counts: str) -> None:
+async def allow(seen: Seen, *counts: str) -> None:
     """The pool h200 may bring machines with so many GPUs."""
     found = (await seen.api.send("GET", POOL))["spec"]["template"]["spec"]
     kept = [each for each in found["requirements"] if each["key"] != GPU_COUNT]
@@ -319,7 +260,7 @@ async def allow(seen: Kubelets, *counts: str) -> None:
     seen.say(f"NodePool h200 may bring machines of {' or '.join(counts)} GPUs")
 
 
-async def why_blocked(seen: Kubelets) -> str:
+async def why_blocked(seen: Seen) -> str:
     """What Karpenter's Event says of the node."""
     listed = await seen.api.send(
         "GET", "/api/v1/events?fieldSelector=reason=DisruptionBlocked,involvedObject.kind=Node"
@@ -327,30 +268,30 @@ async def why_blocked(seen: Kubelets) -> str:
     return max((each["lastTimestamp"], each["message"]) for each in listed["items"])[1]
 
 
-async def consolidation(seen: Kubelets, watch_s: float) -> None:
+async def consolidation(seen: Seen, watch_s: float) -> None:
     print(
         "\n# a cheaper machine would do: the only worker is spared, for as long as its annotations say so", flush=True
     )
     await allow(seen, "8")
     await scale(seen, "gemma", 1)
-    await seen.until("a worker is ready", lambda: seen.ready("gemma"))
+    await until("a worker is ready", lambda: seen.ready("gemma"))
     (before,) = seen.ready("gemma")
     await allow(seen, "1", "8")
     await asyncio.sleep(watch_s)
     assert seen.ready("gemma") == [before]
     assert list(seen.nodes) == [before]
     seen.say(f"{watch_s:.0f} s later it is where it was; Karpenter: {await why_blocked(seen)}")
-    (pod,) = seen.pods
+    ((_, pod),) = seen.pods
     gone = {"karpenter.sh/do-not-disrupt": None, "serving.modelserve.dev/held": None}
     await seen.api.send("PATCH", f"{PODS}/{pod}", {"metadata": {"annotations": gone}}, content=MERGE)
     seen.say("for comparison: its annotations are taken away by hand")
-    await seen.until("Karpenter moves it", lambda: before not in seen.nodes and seen.ready("gemma"), timeout_s=180)
+    await until("Karpenter moves it", lambda: before not in seen.nodes and seen.ready("gemma"), timeout_s=180)
     (after,) = seen.nodes.values()
     assert after["status"]["allocatable"][GPU] == "1"
     seen.say(f"now it is on {seen.kind(after)}")
 
 
-async def only_replica(seen: Kubelets) -> None:
+async def only_replica(seen: Seen) -> None:
     print("\n# the NodeClaim of the only worker is deleted: another is ready before it goes", flush=True)
     await seen.api.send("PATCH", f"{SERVES}/gemma", {"spec": {"rollout": {"onEviction": "SurgeFirst"}}}, content=MERGE)
     (before,) = seen.ready("gemma")
@@ -368,13 +309,13 @@ async def only_replica(seen: Kubelets) -> None:
     assert least == 1, "there was a moment without a ready worker"
     seen.say("ready workers at every moment: at least 1")
     await scale(seen, "gemma", 0)
-    await seen.until("the node goes", lambda: not seen.nodes)
+    await until("the node goes", lambda: not seen.nodes)
 
 
-async def fails_for_ever(seen: Kubelets, watch_s: float) -> None:
+async def fails_for_ever(seen: Seen, watch_s: float) -> None:
     print("\n# a worker that fails for ever: at most one node for each attempt", flush=True)
     before, begun = seen.bought, time.monotonic()
-    await seen.api.send("POST", SERVES, model_serve(BROKEN, replicas=3, capacityBuffer={"replicas": 2}))
+    await seen.api.send("POST", SERVES, on_h200(BROKEN, replicas=3, capacityBuffer={"replicas": 2}))
     await waits_for(seen, BROKEN, "Stalled", "InvalidCheckpoint")
     await asyncio.sleep(watch_s)
     took, bought = time.monotonic() - begun, seen.bought - before
@@ -390,14 +331,14 @@ async def show(plane: ControlPlane, *, consolidation_s: float, failing_s: float)
     async with Api.of(plane) as api:
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         await api.send("POST", "/api/v1/namespaces", space)
-        seen = Kubelets(api)
+        seen = Seen(api)
         async with seen.running():
             await asyncio.sleep(0.5)
             await allow(seen, "1")
             await from_nothing_and_back(seen)
             await warm_room(seen)
             await scale(seen, "gemma", 0)
-            await seen.until("the node goes", lambda: not seen.nodes)
+            await until("the node goes", lambda: not seen.nodes)
             await consolidation(seen, consolidation_s)
             await only_replica(seen)
             await fails_for_ever(seen, failing_s)

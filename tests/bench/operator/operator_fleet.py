@@ -16,152 +16,57 @@ import asyncio
 import random
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import Any
 
-from bench.operator.operator_scale import MERGE, STRATEGIC, Api
+from bench.operator.operator_scale import MERGE, Api
+from bench.operator.played_kubelets import (
+    Kubelets,
+    add_node,
+    controllers,
+    image,
+    is_ready,
+    model_serve,
+    owner,
+    serves_of,
+    until,
+)
 from bench.operator.scale_operator import Operator
-from localcluster.binaries import require_programs
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.operator_process import permissions
-from localcluster.processes import spawn
 
 NAMESPACE = "fleet"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-SERVES = f"/apis/serving.modelserve.dev/v1alpha1/namespaces/{NAMESPACE}/modelserves"
-NODES = "/api/v1/nodes"
+SERVES = serves_of(NAMESPACE)
 GPUS_PER_NODE = 8
-NAME = "serving.modelserve.dev/name"
 OLD, NEW, BAD = "worker:0.2.0", "worker:0.2.1", "worker:0.2.2"
-CONTROLLERS = ("deployment", "replicaset", "endpointslice", "disruption", "garbagecollector")
-START_S = 1.0  # from a node to Ready
 
 
-@contextmanager
-def controllers(plane: ControlPlane) -> Iterator[None]:
-    """The scheduler and the controllers that make pods of Deployments, beside the API server."""
-    programs, common = require_programs(lambda _: None), (f"--kubeconfig={plane.folder / 'admin.kubeconfig'}",)
-    common += ("--leader-elect=false", "--secure-port=0")
-    lines = {"kube-scheduler": (), "kube-controller-manager": (f"--controllers={','.join(CONTROLLERS)}",)}
-    started = [
-        spawn([str(programs[name]), *common, *more], log=plane.folder / f"{name}.log", environment={})
-        for name, more in lines.items()
-    ]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.terminate(timeout_s=20)
+class Fleet(Kubelets):
+    """The nodes' kubelets, and what they see: of each ModelServe its ready workers by image."""
 
+    def __init__(self, api: Api, size: int) -> None:
+        super().__init__(api, PODS)
+        self.size = size
+        self.complete = False  # every ModelServe has had a ready worker
+        self.least = 1  # ready workers of any ModelServe since
+        self.most_on_their_way = self.deleted = 0
 
-def node(number: int) -> dict[str, Any]:
-    resources = {"cpu": "960", "memory": "8Ti", "pods": "500", "ephemeral-storage": "9Ti"}
-    resources["nvidia.com/gpu"] = str(GPUS_PER_NODE)
-    labels = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771", "nvidia.com/gpu.count": "8"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": f"gpu-{number:03d}", "labels": labels},
-        "status": {"capacity": resources, "allocatable": resources},
-    }
+    def failure(self, pod: dict[str, Any]) -> dict[str, Any] | None:
+        why = {"reason": "ImagePullBackOff", "message": f"no image {image(pod)}"}
+        return {"state": {"waiting": why}} if image(pod) == BAD else None
 
-
-def model_serve(number: int) -> dict[str, Any]:
-    """One GPU of a model whose facts ship with the package, at a commit, so that nothing asks the Hub."""
-    spec = {"model": {"uri": "hf://google/gemma-4-E2B-it", "revision": "a1" * 20}, "accelerators": {"maxPerReplica": 1}}
-    metadata = {"name": f"m{number:03d}", "namespace": NAMESPACE}
-    return {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe", "metadata": metadata, "spec": spec}
-
-
-@dataclass
-class Fleet:
-    """The nodes' kubelet, and what it sees: of each ModelServe its ready workers by image."""
-
-    api: Api
-    size: int
-    budget: int
-    pods: dict[str, tuple[str, str, bool]] = field(default_factory=dict)  # name -> ModelServe, image, ready
-    complete: bool = False  # every ModelServe has had a ready worker
-    least: int = 1  # ready workers of any ModelServe since
-    most_on_their_way: int = 0
-    deleted: int = 0
-    nodes: dict[str, str] = field(default_factory=dict)  # by pod
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    async def watch(self) -> None:
-        async for event in self.api.events(PODS):
-            pod = event["object"]
-            metadata = pod["metadata"]
-            if event["type"] == "DELETED":
-                self.deleted += 1
-                self.pods.pop(metadata["name"], None)
-            else:
-                self._note(pod)
-                self._act(pod)
-            self._judge()
-
-    def _note(self, pod: dict[str, Any]) -> None:
-        states = {each["type"]: each["status"] for each in (pod.get("status") or {}).get("conditions") or ()}
-        ready = states.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
-        image = pod["spec"]["containers"][0]["image"]
-        self.nodes[pod["metadata"]["name"]] = pod["spec"].get("nodeName", "")
-        self.pods[pod["metadata"]["name"]] = (pod["metadata"]["labels"][NAME], image, ready)
-
-    def _act(self, pod: dict[str, Any]) -> None:
-        """As a kubelet does: end what is being deleted, start what has a node."""
-        name, started = pod["metadata"]["name"], bool((pod.get("status") or {}).get("containerStatuses"))
-        if "deletionTimestamp" in pod["metadata"]:
-            self._begin(self._end(name))
-        elif "nodeName" in pod["spec"] and not started:
-            self._begin(self._start(name, pod))
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _end(self, name: str) -> None:
-        try:
-            await self.api.send("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
-        except RuntimeError as error:  # it has gone meanwhile
-            if "404" not in str(error):
-                raise
-
-    async def _start(self, name: str, pod: dict[str, Any]) -> None:
-        image = pod["spec"]["containers"][0]["image"]
-        await asyncio.sleep(START_S)
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        ready = image != BAD
-        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": f"no image {image}"}}
-        container = {"name": "worker", "image": image, "imageID": "", "restartCount": 0, "ready": ready}
-        state = {"running": {"startedAt": now}} if ready else waiting
-        told = {
-            "phase": "Running" if ready else "Pending",
-            "podIP": "192.0.2.1",
-            "podIPs": [{"ip": "192.0.2.1"}],
-            "conditions": [
-                {"type": kind, "status": str(ready), "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")
-            ],
-            "containerStatuses": [{**container, "started": ready, "state": state}],
-        }
-        try:
-            await self.api.send("PATCH", f"{PODS}/{name}/status", {"status": told}, content=STRATEGIC)
-        except RuntimeError as error:
-            if "404" not in str(error):
-                raise
+    def seen(self, event: str, pod: dict[str, Any], before: dict[str, Any] | None) -> None:
+        self.deleted += event == "DELETED"
+        self._judge()
 
     def _judge(self) -> None:
         ready: Counter[str] = Counter()
-        images: dict[str, set[str]] = defaultdict(set)
         starting: set[str] = set()
-        for name, image, is_ready in self.pods.values():
-            ready[name] += is_ready
-            images[name].add(image)
-            if image != OLD and not is_ready:
-                starting.add(name)
+        for pod in self.pods.values():
+            ready[owner(pod)] += is_ready(pod)
+            if image(pod) != OLD and not is_ready(pod):
+                starting.add(owner(pod))
         if not self.complete:
             self.complete = len(ready) == self.size and min(ready.values()) >= 1
             return
@@ -170,11 +75,11 @@ class Fleet:
 
     def on(self, node: str) -> set[str]:
         """ModelServes with a worker on a node."""
-        return {name for pod, (name, *_) in self.pods.items() if self.nodes[pod] == node}
+        return {owner(pod) for pod in self.pods.values() if pod["spec"].get("nodeName") == node}
 
     def images(self) -> Counter[str]:
         """Pods by image."""
-        return Counter(image for _, image, _ in self.pods.values())
+        return Counter(map(image, self.pods.values()))
 
 
 def settings(image: str, options: argparse.Namespace) -> dict[str, str]:
@@ -208,15 +113,6 @@ async def budgets_hold(api: Api, names: set[str]) -> None:
         await asyncio.sleep(0.5)
 
 
-async def until(what: str, ready: Any, *, timeout_s: float) -> float:
-    begun = time.monotonic()
-    while not ready():
-        if time.monotonic() - begun > timeout_s:
-            raise RuntimeError(f"{what}: not within {timeout_s:.0f} s")
-        await asyncio.sleep(0.1)
-    return time.monotonic() - begun
-
-
 async def measure(plane: ControlPlane, options: argparse.Namespace) -> bool:
     plane.kubectl.apply(*permissions())
     rng, size = random.Random(options.seed), options.model_serves
@@ -224,13 +120,12 @@ async def measure(plane: ControlPlane, options: argparse.Namespace) -> bool:
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         await api.send("POST", "/api/v1/namespaces", space)
         nodes = -(-(size + 2 * options.budget) // GPUS_PER_NODE)
-        plain = "application/json"
-        await api.each(("POST", NODES, node(number), plain) for number in range(nodes))
-        for number in range(nodes):  # the API server has them begin so; there is no node controller to take it away
-            await api.send("PATCH", f"{NODES}/gpu-{number:03d}", {"spec": {"taints": None}}, content=STRATEGIC)
-        fleet = Fleet(api, size, options.budget)
+        for number in range(nodes):
+            await add_node(api, f"gpu-{number:03d}", GPUS_PER_NODE)
+        fleet = Fleet(api, size)
         watching = asyncio.create_task(fleet.watch())
-        await api.each(("POST", SERVES, model_serve(number), plain) for number in range(size))
+        bodies = (model_serve(f"m{number:03d}", accelerators={"maxPerReplica": 1}) for number in range(size))
+        await api.each(("POST", SERVES, body, "application/json") for body in bodies)
         operator = Operator.start(plane, settings=settings(OLD, options))
         try:
             took = await until("every ModelServe serves", lambda: fleet.complete, timeout_s=900)

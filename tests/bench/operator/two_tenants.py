@@ -24,53 +24,39 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from bench.operator.operator_fleet import controllers
-from bench.operator.operator_scale import MERGE, STRATEGIC, Api
+from bench.operator.operator_scale import MERGE, Api
+from bench.operator.played_kubelets import (
+    GPU,
+    Kubelets,
+    add_node,
+    controllers,
+    image,
+    is_ready,
+    model_serve,
+    owner,
+    serves_of,
+    until,
+)
 from bench.operator.scale_operator import Operator
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.operator_process import permissions
 
 GOOD, BAD = "tenant-a", "tenant-b"
 OLD, NEW = "worker:0.2.0", "worker:0.2.1"
-NAME = "serving.modelserve.dev/name"
-GPU, CLASS = "nvidia.com/gpu", "serving"
+CLASS = "serving"
 FULL, ROOM = 3, 9  # ModelServes of the tenant on each pool
 ON_NODE = 16  # GPUs of a node with room: each holds all workers of the pool
-START_S = 1.0  # from a node to Ready
 MOST_RATIO = 1.2
-PLAIN = "application/json"
 ALLOWED = [
     {"namespaces": [BAD], "bufferReplicas": 4, "hostnames": ["*.tenant-b.example"], "gateways": ["*"]},
     {"namespaces": ["*"]},
 ]
 
 
-def _path(namespace: str, plural: str, group: str = "api/v1") -> str:
-    return f"/{group}/namespaces/{namespace}/{plural}"
-
-
-def _serves(namespace: str) -> str:
-    return _path(namespace, "modelserves", "apis/serving.modelserve.dev/v1alpha1")
-
-
-def node(name: str, pool: str, gpus: int) -> dict[str, Any]:
-    resources = {"cpu": "960", "memory": "8Ti", "pods": "500", "ephemeral-storage": "9Ti", GPU: str(gpus)}
-    labels = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771", "pool": pool}
-    labels |= {"nvidia.com/gpu.count": str(gpus), "kubernetes.io/hostname": name}
-    status = {"capacity": resources, "allocatable": resources}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
-
-
-def model_serve(name: str, pool: str, **spec: Any) -> dict[str, Any]:
-    """One GPU of a model whose facts ship with the package, at a commit, so that nothing asks the Hub."""
-    own = {"model": {"uri": "hf://google/gemma-4-E2B-it", "revision": "a1" * 20}}
-    own["accelerators"] = {"maxPerReplica": 1, "nodeSelector": {"pool": pool}}
-    kind = {"apiVersion": "serving.modelserve.dev/v1alpha1", "kind": "ModelServe"}
-    return {**kind, "metadata": {"name": name}, "spec": {**own, **spec}}
+def one_gpu(name: str, pool: str, **spec: Any) -> dict[str, Any]:
+    return model_serve(name, accelerators={"maxPerReplica": 1, "nodeSelector": {"pool": pool}}, **spec)
 
 
 def pod(name: str, *, gpus: int = 1, **spec: Any) -> dict[str, Any]:
@@ -98,37 +84,24 @@ def hostile_pods() -> list[dict[str, Any]]:
     ]
 
 
-@dataclass
-class Nodes:
+class Nodes(Kubelets):
     """The kubelets, and what they see of workers: by ModelServe and image, whether one is ready."""
 
-    api: Api
-    pods: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    broken: set[str] = field(default_factory=set)  # ModelServes whose workers crash
+    def __init__(self, api: Api) -> None:
+        super().__init__(api, "/api/v1/pods")
+        self.broken: set[str] = set()  # ModelServes whose workers crash
 
-    async def watch(self) -> None:
-        async for event in self.api.events("/api/v1/pods"):
-            body = event["object"]
-            metadata = body["metadata"]
-            key = (metadata["namespace"], metadata["name"])
-            if event["type"] == "DELETED":
-                self.pods.pop(key, None)
-                continue
-            self.pods[key] = body
-            started = bool((body.get("status") or {}).get("containerStatuses"))
-            if "deletionTimestamp" in metadata:
-                self._begin(self._end(*key))
-            elif "nodeName" in body["spec"] and not started:
-                self._begin(self._start(*key, body))
+    def failure(self, pod: dict[str, Any]) -> dict[str, Any] | None:
+        ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such variable"}}
+        waits = {"waiting": {"reason": "CrashLoopBackOff"}}
+        return {"restartCount": 9, "state": waits, "lastState": ended} if owner(pod) in self.broken else None
 
     def ready(self, namespace: str) -> dict[str, set[str]]:
         """uids of ready workers by ModelServe."""
         found: dict[str, set[str]] = defaultdict(set)
         for (where, _), body in self.pods.items():
-            states = {each["type"]: each["status"] for each in (body.get("status") or {}).get("conditions") or ()}
-            if where == namespace and states.get("Ready") == "True" and "deletionTimestamp" not in body["metadata"]:
-                found[body["metadata"]["labels"].get(NAME, "")].add(body["metadata"]["uid"])
+            if where == namespace and is_ready(body):
+                found[owner(body)].add(body["metadata"]["uid"])
         return found
 
     def on(self, name: str) -> int:
@@ -137,49 +110,8 @@ class Nodes:
     def tries(self, namespace: str, name: str) -> bool:
         """Whether a worker of it has the newer image."""
         return any(
-            where == namespace
-            and body["metadata"]["labels"].get(NAME) == name
-            and body["spec"]["containers"][0]["image"] == NEW
-            for (where, _), body in self.pods.items()
+            where == namespace and owner(body) == name and image(body) == NEW for (where, _), body in self.pods.items()
         )
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _end(self, namespace: str, name: str) -> None:
-        await self._unless_gone("DELETE", f"{_path(namespace, 'pods')}/{name}", {"gracePeriodSeconds": 0})
-
-    async def _start(self, namespace: str, name: str, body: dict[str, Any]) -> None:
-        await asyncio.sleep(START_S)
-        image, now = body["spec"]["containers"][0]["image"], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        good = body["metadata"]["labels"].get(NAME) not in self.broken
-        ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such variable"}}
-        container = {"name": "worker", "image": image, "imageID": "", "restartCount": 0 if good else 9, "ready": good}
-        container |= {
-            "started": good,
-            "state": {"running": {"startedAt": now}} if good else {"waiting": {"reason": "CrashLoopBackOff"}},
-        }
-        if not good:
-            container["lastState"] = ended
-        status = {
-            "phase": "Running",
-            "podIP": "192.0.2.1",
-            "podIPs": [{"ip": "192.0.2.1"}],
-            "conditions": [
-                {"type": kind, "status": str(good), "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")
-            ],
-            "containerStatuses": [container],
-        }
-        await self._unless_gone("PATCH", f"{_path(namespace, 'pods')}/{name}/status", {"status": status}, STRATEGIC)
-
-    async def _unless_gone(self, method: str, path: str, body: Any, content: str = PLAIN) -> None:
-        try:
-            await self.api.send(method, path, body, content=content)
-        except RuntimeError as error:
-            if "404" not in str(error):
-                raise
 
 
 def _ready(body: dict[str, Any]) -> bool:
@@ -188,20 +120,8 @@ def _ready(body: dict[str, Any]) -> bool:
     return ready.get("status") == "True" and ready.get("observedGeneration") == body["metadata"]["generation"]
 
 
-async def until(what: str, done: Callable[[], Any], *, timeout_s: float = 300.0) -> float:
-    """Seconds until `done`, which may be asked for asynchronously."""
-    begun = time.monotonic()
-    while True:
-        found = done()
-        if await found if asyncio.iscoroutine(found) else found:
-            return time.monotonic() - begun
-        if time.monotonic() - begun > timeout_s:
-            raise RuntimeError(f"{what}: not within {timeout_s:.0f} s")
-        await asyncio.sleep(0.2)
-
-
 async def all_ready(api: Api, namespace: str, names: set[str]) -> bool:
-    listed = await api.send("GET", _serves(namespace))
+    listed = await api.send("GET", serves_of(namespace))
     return names <= {body["metadata"]["name"] for body in listed["items"] if _ready(body)}
 
 
@@ -220,23 +140,20 @@ class Trial:
             await self.api.send("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         priority = {"metadata": {"name": CLASS}, "value": 1000}
         await self.api.send("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", priority)
-        for each in (
-            node("full", "full", FULL),
-            node("room-a", "room", ON_NODE),
-            node("room-b", "room", ON_NODE),
-            node("tiny", "tiny", 1),
+        for name, pool, gpus in (
+            ("full", "full", FULL),
+            ("room-a", "room", ON_NODE),
+            ("room-b", "room", ON_NODE),
+            ("tiny", "tiny", 1),
         ):
-            await self.api.send("POST", "/api/v1/nodes", each)
-            await self.api.send(
-                "PATCH", f"/api/v1/nodes/{each['metadata']['name']}", {"spec": {"taints": None}}, content=STRATEGIC
-            )
+            await add_node(self.api, name, gpus, pool=pool)
         watching = asyncio.create_task(self.nodes.watch())
         await asyncio.sleep(0.5)
         for name in sorted(self.full):
             more = {"rollout": {"allowDowntime": True}, "pod": {"priorityClassName": CLASS}}
-            await self.api.send("POST", _serves(GOOD), model_serve(name, "full", **more))
+            await self.api.send("POST", serves_of(GOOD), one_gpu(name, "full", **more))
         for name in sorted(self.room):
-            await self.api.send("POST", _serves(GOOD), model_serve(name, "room", rollout={"onEviction": "SurgeFirst"}))
+            await self.api.send("POST", serves_of(GOOD), one_gpu(name, "room", rollout={"onEviction": "SurgeFirst"}))
         if self.hostile:
             await self._settle_in()
         operator = self._operator(OLD)
@@ -245,7 +162,7 @@ class Trial:
             if self.hostile:
                 await until("the other serves", lambda: all_ready(self.api, BAD, {"breaks", "no-room"}))
                 for each in hostile_pods():
-                    await self.api.send("POST", _path(BAD, "pods"), each)
+                    await self.api.send("POST", f"/api/v1/namespaces/{BAD}/pods", each)
                 await until("its pods wait", lambda: sum(where == BAD for where, _ in self.nodes.pods) >= 7)
             found = {"rollout": await self._rollout(), "drain": await self._drain()}
             operator.stop()
@@ -271,19 +188,19 @@ class Trial:
         self.nodes.broken.add("never-ran")
         foreign = {"parentRefs": [{"name": "web", "namespace": GOOD}], "hostnames": ["api.tenant-a.example"]}
         for body in (
-            model_serve("a-million", "room", capacityBuffer={"replicas": 1_000_000}),
-            model_serve("breaks", "room"),
-            model_serve("foreign-host", "room", gateway=foreign),
-            model_serve("never-ran", "room"),
-            model_serve("no-room", "tiny"),
+            one_gpu("a-million", "room", capacityBuffer={"replicas": 1_000_000}),
+            one_gpu("breaks", "room"),
+            one_gpu("foreign-host", "room", gateway=foreign),
+            one_gpu("never-ran", "room"),
+            one_gpu("no-room", "tiny"),
         ):
-            await self.api.send("POST", _serves(BAD), body)
+            await self.api.send("POST", serves_of(BAD), body)
 
     async def _rollout(self) -> float:
         begun = time.monotonic()
         for name in sorted(self.full):
             await self.api.send(
-                "PATCH", f"{_serves(GOOD)}/{name}", {"spec": {"context": {"maxModelLen": 8192}}}, content=MERGE
+                "PATCH", f"{serves_of(GOOD)}/{name}", {"spec": {"context": {"maxModelLen": 8192}}}, content=MERGE
             )
         await until("the rollout", lambda: all_ready(self.api, GOOD, self.full))
         return time.monotonic() - begun
@@ -315,11 +232,11 @@ class Trial:
         """A typo, at the worst moment."""
         await until("a move", lambda: self.nodes.tries(BAD, "breaks"), timeout_s=3600)
         await self.api.send(
-            "PATCH", f"{_serves(BAD)}/breaks", {"spec": {"plan": {"revision": "breaks-0000000000"}}}, content=MERGE
+            "PATCH", f"{serves_of(BAD)}/breaks", {"spec": {"plan": {"revision": "breaks-0000000000"}}}, content=MERGE
         )
 
     async def _tell(self) -> None:
-        for body in (await self.api.send("GET", _serves(BAD)))["items"]:
+        for body in (await self.api.send("GET", serves_of(BAD)))["items"]:
             states = {each["type"]: each for each in body["status"]["conditions"]}
             shown = states.get("Stalled") or states.get("Ready") or states["Planned"]
             print(f"  {body['metadata']['name']:>12}: {shown['reason']}: {shown['message'][:90]}", flush=True)
