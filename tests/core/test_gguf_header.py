@@ -12,7 +12,7 @@ from gguf_writer import gguf_bytes, header, info, string, value
 
 from modelserve.errors import InvalidInput
 from modelserve.model.gguf.block_types import BLOCK_TYPES
-from modelserve.model.gguf.files import gguf_files, models_of, read_gguf
+from modelserve.model.gguf.files import gguf_files, models_of, read_gguf, whole
 from modelserve.model.gguf.header import ArraySpan, GgufHeader, read_gguf_header, read_numbers, read_strings
 
 METADATA = {
@@ -214,8 +214,10 @@ def test_changed_headers_are_read_or_refused_in_flat_memory() -> None:
 def test_files_of_one_model_are_its_parts_and_towers_are_left() -> None:
     names = ["m-Q8_0-00002-of-00002.gguf", "m-Q8_0-00001-of-00002.gguf", "mmproj-m-BF16.gguf", "mmproj.gguf", "a.json"]
     assert list(models_of(names).values()) == [["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]]
-    with pytest.raises(InvalidInput, match="fetch all parts"):
-        models_of(names[:1])
+    (parts,) = models_of(names).values()
+    assert whole(parts) == parts
+    with pytest.raises(InvalidInput, match=r"of 2 parts of a GGUF model only m-Q8_0-00002-of-00002\.gguf are there"):
+        whole(parts[1:])
 
 
 def _split(folder: Path, *, stated: tuple[int, int] = (1, 2), other: str = "b.weight") -> Path:

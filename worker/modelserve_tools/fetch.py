@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
-from modelserve.model.gguf.files import SUFFIX, listed, models_of
+from modelserve.model.gguf.files import SUFFIX, listed, models_of, whole
 from modelserve.termination import (
     TERMINAL_EXIT_CODE,
     FetchedDrafter,
@@ -237,7 +237,7 @@ def _gguf_parts(repository: str, names: Iterable[str], file: str | None) -> list
         if found is None:
             known = f"; it has {listed(models)}" if models else ""
             raise InvalidInput(f"{repository} holds no model {file!r}{known}", field="model.uri")
-        return found
+        return whole(found)
     if not models:
         raise InvalidInput(f"{repository} holds no *.safetensors and no *.gguf file", field="model.uri")
     if len(models) > 1:
@@ -245,7 +245,7 @@ def _gguf_parts(repository: str, names: Iterable[str], file: str | None) -> list
             f"{repository} holds {len(models)} GGUF models: name one, as hf://OWNER/NAME/FILE.gguf ({listed(models)})",
             field="model.uri",
         )
-    return next(iter(models.values()))
+    return whole(next(iter(models.values())))
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -180,7 +180,7 @@ def test_the_only_gguf_model_of_a_repository_needs_no_name(hub: Hub, tmp_path: P
         ("hf://o/n", GGUF, r"3 GGUF models: name one, as hf://OWNER/NAME/FILE\.gguf \(.*m-Q4_0\.gguf"),
         ("hf://o/n/m-Q5_0.gguf", GGUF, r"holds no model 'm-Q5_0\.gguf'; it has .*m-Q8_0\.gguf"),
         ("hf://o/n/mmproj-BF16.gguf", GGUF, r"holds no model 'mmproj-BF16\.gguf'"),
-        ("hf://o/n", {PARTS[0]: 3}, r"m-BF16 in 2 parts: only .* fetch all parts"),
+        ("hf://o/n", {PARTS[0]: 3}, r"of 2 parts of a GGUF model only .*fetch all of them"),
     ],
 )
 def test_gguf_files_that_are_not_there_are_told_apart(

@@ -119,7 +119,7 @@ def test_parts_are_loaded_as_one(made: Made, sources: Callable[[str], Path], tmp
         ):
             assert torch.equal(one, other), name
     (tmp_path / "m-00003-of-00003.gguf").unlink()
-    with pytest.raises(InvalidInput, match="fetch all parts"):
+    with pytest.raises(InvalidInput, match="fetch all of them"):
         read_architecture(tmp_path)
 
 

@@ -73,7 +73,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
     (_CORE + "model.gguf.files:_read", "InvalidInput"): (4, _INSPECTED),
     (_CORE + "model.gguf.files:gguf_files", "InvalidInput"): (1, _INSPECTED),
-    (_CORE + "model.gguf.files:models_of", "InvalidInput"): (1, _INSPECTED),
+    (_CORE + "model.gguf.files:whole", "InvalidInput"): (1, _INSPECTED),
     (_CORE + "model.gguf.geometry:_Keys.by_layer", "self._missing"): (1, _INSPECTED),
     (_CORE + "model.gguf.geometry:_Keys.by_layer", "self.fault"): (1, _INSPECTED),
     (_CORE + "model.gguf.geometry:_Keys.check", "UnsupportedModel"): (1, _INSPECTED),

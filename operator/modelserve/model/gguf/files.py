@@ -63,32 +63,29 @@ def gguf_files(checkpoint: Path) -> tuple[Path, ...]:
             f"{checkpoint} holds {len(models)} GGUF models ({listed(models)}): name one, as PATH/FILE.gguf",
             field="model.uri",
         )
-    return tuple(folder / name for parts in models.values() for name in parts)
+    return tuple(folder / name for parts in models.values() for name in whole(parts))
 
 
 def models_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Model -> the files that hold it, in order; names of image and audio towers (`mmproj`) are left out.
-
-    Raises InvalidInput where parts of one are missing.
-    """
+    """Model -> the files that hold it, in order; names of image and audio towers (`mmproj`) are left out."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         if not name.endswith(SUFFIX) or _PROJECTOR.search(name.rpartition("/")[2].removesuffix(SUFFIX).lower()):
             continue
         part = _PART.fullmatch(name)
-        models.setdefault(f"{part['stem']} in {int(part['count'])} parts" if part else name, []).append(name)
-    for model, parts in models.items():
-        part = _PART.fullmatch(parts[0])
-        if part and [_number(name) for name in parts] != [*range(1, int(part["count"]) + 1)]:
-            raise InvalidInput(
-                f"{model}: only {', '.join(parts[:LISTED])} {'is' if len(parts) == 1 else 'are'} there: fetch all parts"
-            )
+        models.setdefault(f"{part['stem']} of {part['count']}" if part else name, []).append(name)
     return models
 
 
-def _number(name: str) -> int:
-    part = _PART.fullmatch(name)
-    return int(part["number"]) if part else 0
+def whole(parts: list[str]) -> list[str]:
+    """The files of one model. Raises InvalidInput where parts of it are missing."""
+    found = [part for name in parts if (part := _PART.fullmatch(name))]
+    if found and [int(part["number"]) for part in found] != [*range(1, int(found[0]["count"]) + 1)]:
+        only = ", ".join(parts[:LISTED])
+        raise InvalidInput(
+            f"of {int(found[0]['count'])} parts of a GGUF model only {only} are there: fetch all of them"
+        )
+    return parts
 
 
 def listed(models: Mapping[str, Sequence[str]]) -> str:
