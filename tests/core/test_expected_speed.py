@@ -201,12 +201,22 @@ def test_experts_of_26b_a4b_by_hand() -> None:
 
 def test_quantised_matrices_are_read_at_the_rate_of_their_format() -> None:
     rates = engine_rates(HOPPER)
-    read = {"int4": rates.int4_read, "fp8": rates.fp8_read}
-    for form in (int4(32), WeightFormat(stored=StoredType.FP8, scales="channel")):
+    read = {"int4": rates.int4_read, "fp8": rates.fp8_read, "int8": rates.fp8_read}
+    eight_bits = (WeightFormat(stored=stored, scales="channel") for stored in (StoredType.FP8, StoredType.INT8))
+    for form in (int4(32), *eight_bits):
         terms = weight_terms(architecture_of("31B"), tensor_parallel_size=1, weight_format=form)
         by_hand = terms["linear"] / read[form.stored] + (sum(terms.values()) - terms["linear"]) / rates.weight_read
         found = _rank(weight_format=form).step(decodes=1, context=100).weights
         assert found == pytest.approx(by_hand / 4.8e12, rel=1e-3)
+
+
+def test_products_of_int8_are_multiplied_at_their_own_rate() -> None:
+    """Between dense ones, which move nothing beside, and FP8's in e4m3."""
+    prompt = PromptRows.chunk(0, 8192, window=1024, ends=True)
+    dense, int8 = (
+        _rank(weight_format=form).step(prompts=prompt) for form in (None, WeightFormat(stored="int8", scales="channel"))
+    )
+    assert int8.linears + int8.weights == pytest.approx((dense.linears + dense.weights) * 0.71 / 0.66, rel=0.02)
 
 
 def test_eight_bit_rows_of_v_only_layers_cost_their_decoding() -> None:

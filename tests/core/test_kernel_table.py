@@ -19,7 +19,10 @@ from modelserve.sizing.kernel_buffers import kernel_buffers
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
-WEIGHTS = (None, int4(32), int4(128, symmetric=False), int4(16), FP8, WeightFormat(stored="fp8", scales="block"))
+INT8 = WeightFormat(stored="int8", scales="channel")
+INT8_GROUPS = WeightFormat(stored="int8", scales="group", group_size=32, scale_type="float16")
+FP8_BLOCK = WeightFormat(stored="fp8", scales="block")
+WEIGHTS = (None, int4(32), int4(128, symmetric=False), int4(16), FP8, FP8_BLOCK, INT8, INT8_GROUPS)
 GPUS = (None, 75, 80, 86, 89, 90, 100, 120)
 
 
@@ -106,7 +109,11 @@ def test_31b_on_hopper_by_hand() -> None:
     (90, FP8, [(16, "linear_rows"), (32, "round_precision linear_rows"), (None, "round_inputs library")]),
     (89, FP8, [(16, "fp8_product"), (None, "round_inputs library")]),
     (80, FP8, [(None, "fp8_product")]),
-    (90, WeightFormat(stored="fp8", scales="block"), [(None, "fp8_product")]),
+    (90, FP8_BLOCK, [(None, "fp8_product")]),
+    (90, INT8, [(128, "int8_product"), (None, "int8_dequantise library " * 4)]),
+    (90, INT8_GROUPS, [(128, "int8_product"), (None, "int8_dequantise library " * 4)]),
+    (80, INT8, [(1024, "int8_product"), (None, "int8_dequantise library " * 4)]),
+    (80, INT8_GROUPS.model_copy(update={"group_size": 256}), [(None, "library " * 3)]),
 ], ids=str)  # fmt: skip
 def test_products_by_format_and_gpu(gpu: int, weights: WeightFormat, expected: list[tuple[int | None, str]]) -> None:
     found = table("31B", gpu, weights).of(Operation.LINEAR, TextLinear.GATE_UP, (43_008, 5376))

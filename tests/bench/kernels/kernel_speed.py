@@ -36,16 +36,21 @@ from triton.backends.compiler import GPUTarget
 from bench.deadline import add_deadline, die_with_parent, within
 from bench.kernels.attention_work import DEVICE, architecture_of
 from bench.kernels.kernel_work import Cell, Model, Sizes, lines, random
-from modelserve.model.weight_format import int4
+from modelserve.model.weight_format import StoredType, WeightFormat, int4
 from modelserve.sizing.backends.generations import generation_of
 
 SHORT_US = 5.0
 LEAST_SHARE = {"bytes": 0.8, "operations": 0.6}
 
 
+FORMATS = {
+    "": None, "-INT4": int4(32), "-INT8": WeightFormat(stored=StoredType.INT8, scales="channel"),
+    "-FP8": WeightFormat(stored=StoredType.FP8, scales="channel", fp8_activations=True),
+}  # fmt: skip
 MODELS: dict[str, Callable[[], Model]] = {
-    name + ("-INT4" if weights else ""): lambda name=name, weights=weights: Model(architecture_of(name), weights)
-    for name, weights in (("E4B", None), ("31B", None), ("31B", int4(32)), ("26B-A4B", None), ("26B-A4B", int4(32)))
+    name + form: lambda name=name, form=form: Model(architecture_of(name), FORMATS[form])
+    for name, forms in (("E4B", ("",)), ("31B", FORMATS), ("26B-A4B", FORMATS))
+    for form in forms
 }
 
 

@@ -137,6 +137,10 @@ def filled(made: Any) -> Any:
     for parameter in made.parameters():
         if parameter.dtype == torch.int32:
             parameter.random_(-(2**31), 2**31 - 1)
+        elif parameter.dtype == torch.int8:
+            parameter.random_(-128, 128)
+        elif parameter.dtype == torch.float8_e4m3fn:
+            parameter.copy_(torch.randn(parameter.shape, device=parameter.device).to(parameter.dtype))
         else:
             parameter.normal_(std=0.02)
     for part in made.modules():

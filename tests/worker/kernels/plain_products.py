@@ -9,6 +9,7 @@ from torch.nn import functional
 from modelserve.sizing.weights.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
 from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision, paired
 from modelserve_worker.kernels.products.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
+from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 
 SYMMETRIC_ZERO = 8  # the stored value of 0 without zero points
 PLANE = FP8_PAIR_INPUTS // 2
@@ -56,6 +57,14 @@ def fp8_elements(matrix: Fp8Pairs, dtype: torch.dtype) -> Tensor:
     return (elements * rows.repeat_interleave(SCALE_BLOCK, -1)[..., : matrix.inputs]).to(dtype)
 
 
+def int8_elements(matrix: Int8Pairs, dtype: torch.dtype) -> Tensor:
+    """The elements [N, K] of a matrix in `dtype`, each times its scale and rounded once; with experts [E, N, K]."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    elements, scales = unpaired(matrix.elements.to(wide))[..., : matrix.inputs], matrix.scales.to(wide)
+    each = scales.mT.repeat_interleave(matrix.group, -1) if matrix.group else scales.unsqueeze(-1)
+    return (elements * each).to(dtype)
+
+
 def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] -> (float8_e4m3fn [T, K rounded up to 64] in the order of pairs, scales float32 [T, 1]).
 
@@ -87,3 +96,13 @@ class PlainFp8:
 
     def grouped(self, x: Tensor, matrix: Fp8Pairs, ends: Tensor) -> Tensor:
         return functional.grouped_mm(x, fp8_elements(matrix, x.dtype).transpose(1, 2), offs=ends)
+
+
+class PlainInt8:
+    """Likewise of INT8."""
+
+    def linear(self, x: Tensor, matrix: Int8Pairs) -> Tensor:
+        return functional.linear(x, int8_elements(matrix, x.dtype))
+
+    def grouped(self, x: Tensor, matrix: Int8Pairs, ends: Tensor) -> Tensor:
+        return functional.grouped_mm(x, int8_elements(matrix, x.dtype).transpose(1, 2), offs=ends)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plain_products import PlainFp8, PlainInt4, fp8_elements, int4_elements
+from plain_products import PlainFp8, PlainInt4, PlainInt8, fp8_elements, int4_elements
 from torch import Tensor
 
 from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat, int4
@@ -14,7 +14,7 @@ from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS
 from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
 from modelserve_worker.kernels.operations import Operations
-from modelserve_worker.kernels.products import fp8_linear_triton, int4_linear_triton
+from modelserve_worker.kernels.products import fp8_linear_triton, int4_linear_triton, int8_linear_triton
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.products.hopper import (
     cluster_rows_sm90,
@@ -149,6 +149,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setattr(cluster_rows_sm90, "cluster_rows", kernels.dense_many)
     for module, names, reference in (
         (int4_linear_triton, ("int4_fused_product", "int4_dequantised_product"), PlainInt4()),
+        (int8_linear_triton, ("int8_fused_product", "int8_dequantised_product"), PlainInt8()),
         (fp8_linear_triton, ("fp8_unpacked_product",), PlainFp8()),
     ):
         for name in names:
@@ -158,6 +159,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 def fp8(scales: str) -> WeightFormat:
     return WeightFormat(stored=StoredType.FP8, scales=scales)
+
+
+INT8 = WeightFormat(stored=StoredType.INT8, scales="channel")
 
 
 def operations(weight_format: WeightFormat | None) -> Operations:
@@ -176,6 +180,8 @@ def loaded(weight_format: WeightFormat | None) -> StoredMatrix:
                 matrix.group_index = (torch.randperm(256) // 32).int().repeat(2, 1)
             elif parameter.dtype == torch.int32:
                 parameter.copy_(torch.randint(-(2**31), 2**31, parameter.shape))
+            elif parameter.dtype == torch.int8:
+                parameter.copy_(torch.randint(-128, 128, parameter.shape))
             else:
                 parameter.copy_((torch.rand(parameter.shape) / 16).to(parameter.dtype))
     matrix.loaded()
@@ -187,7 +193,7 @@ ACTIVATION_ORDER = int4(32).model_copy(update={"activation_order": True})
 
 @pytest.mark.parametrize(("weight_format", "given"), [
     (None, "dense"), (int4(32), "int4"), (int4(128), "int4"), (ACTIVATION_ORDER, "int4"), (fp8("channel"), "fp8"),
-    (int4(32, symmetric=False), None), (fp8("block"), None),
+    (int4(32, symmetric=False), None), (fp8("block"), None), (INT8, None),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(

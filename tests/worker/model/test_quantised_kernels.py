@@ -17,6 +17,7 @@ from modelserve.model.weight_format import StoredType
 from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice, PlainExperts
 from modelserve_worker.kernels.products.fp8_linear_triton import fp8_grouped, fp8_unpacked_product
 from modelserve_worker.kernels.products.int4_linear_triton import int4_fused_product, int4_grouped
+from modelserve_worker.kernels.products.int8_linear_triton import int8_fused_product, int8_grouped
 from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
@@ -39,10 +40,12 @@ def on_kernels(directory: Path) -> Gemma4ForCausalLM:
     shared = SharedBuffers(torch.device("cpu"))
     products = {
         StoredType.INT4: (product(partial(int4_fused_product, capability=CAPABILITY, shared=shared)),),
+        StoredType.INT8: (product(partial(int8_fused_product, capability=CAPABILITY, shared=shared)),),
         StoredType.FP8: (product(partial(fp8_unpacked_product, capability=CAPABILITY, shared=shared)),),
     }
     grouped = {
         StoredType.INT4: (product(partial(int4_grouped, capability=CAPABILITY)),),
+        StoredType.INT8: (product(partial(int8_grouped, capability=CAPABILITY)),),
         StoredType.FP8: (product(partial(fp8_grouped, capability=CAPABILITY)),),
     }
     operations = ChosenOperations(products=products, grouped=grouped)
@@ -51,7 +54,15 @@ def on_kernels(directory: Path) -> Gemma4ForCausalLM:
     return model
 
 
-@pytest.mark.parametrize(("variant", "name"), [("31B", "int4_g32_asym_actorder"), ("E2B", "fp8_channel")])
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("31B", "int4_g32_asym_actorder"),
+        ("E2B", "fp8_channel"),
+        ("E2B", "int8_channel_packed"),
+        ("31B", "gptq_8bit_g32"),
+    ],
+)
 def test_logits_are_as_near_to_float32_as_those_of_plain_products(variant: str, name: str, tmp_path: Path) -> None:
     directory = checkpoint(variant, name, tmp_path)
     exact = dense_logits(load_checkpoint(directory), IDS)
@@ -62,7 +73,7 @@ def test_logits_are_as_near_to_float32_as_those_of_plain_products(variant: str, 
         assert error(logits, exact[:count]) < 1.3 * error(plain[:count], exact[:count]) + 2e-3
 
 
-@pytest.mark.parametrize("name", ["int4_g32_asym", "fp8_block"])
+@pytest.mark.parametrize("name", ["int4_g32_asym", "fp8_block", "int8_g32"])
 def test_experts_multiply_as_their_dequantised_matrices(name: str, tmp_path: Path) -> None:
     """One layer: which experts a token takes hangs on its last bits, so logits of rounded models lie far apart."""
     directory = checkpoint("26B-A4B", name, tmp_path)

@@ -24,6 +24,8 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
 FP8_BLOCK = WeightFormat(stored="fp8", scales="block")
+INT8 = WeightFormat(stored="int8", scales="channel")
+INT8_GROUPS = WeightFormat(stored="int8", scales="group", group_size=16, scale_type="float16")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,8 @@ FP8_BLOCK = WeightFormat(stored="fp8", scales="block")
         ("26B-A4B", 2, int4(32, symmetric=False), True),
         ("26B-A4B", 1, FP8_BLOCK, True),  # the experts' 704 rows are five and a half blocks
         ("31B", 1, FP8, False),
+        ("31B", 1, INT8, False),
+        ("26B-A4B", 1, INT8_GROUPS, True),  # 704 inputs are five and a half tiles
     ],
 )
 def test_repacked_matrices(name, size, stored, padded) -> None:
@@ -71,6 +75,8 @@ def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
     assert terms(int4(32), tokens=128)["products"] == SPLIT_SUM_BYTES
     block = SharedBuffers(torch.device("meta")).dequantised_block
     assert terms(int4(32), tokens=2048)["products"] == SPLIT_SUM_BYTES + block.nbytes
+    assert terms(INT8, tokens=128)["products"] == SPLIT_SUM_BYTES
+    assert terms(INT8_GROUPS, tokens=2048)["products"] == SPLIT_SUM_BYTES + block.nbytes
     assert terms(FP8, tokens=8192)["products"] == SPLIT_SUM_BYTES + 8192 * (21504 + 4)
     assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
     assert "products" not in terms(None, tokens=8192)

@@ -207,6 +207,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "kernels.products.exact_products:check_places", "InvalidInput"): (1, _MACHINE),
     (_WORKER + "kernels.products.fp8_linear:repack_fp8", "ValueError"): (1, _FILES),
     (_WORKER + "kernels.products.int4_linear:repack_int4", "ValueError"): (3, _FILES),
+    (_WORKER + "kernels.products.int8_linear:repack_int8", "ValueError"): (2, _FILES),
     (_WORKER + "kernels.compiling.kernel_cache:compilations", "TerminalError"): (1, _MACHINE),
     (_WORKER + "kernels.compiling.kernel_cache:compilations", "again"): (1, _ECHO),
     (_WORKER + "kernels.compiling.kept_files:write_whole", "again"): (1, _MACHINE),

@@ -185,7 +185,7 @@ class Operations:
         """What a row's launch is given by this name (`registry.Argument`)."""
         if name == "tile":
             assert self.table.capability is not None
-            return exact_tile("int4" if stored is StoredType.INT4 else "fp8", capability=self.table.capability)
+            return exact_tile(stored, capability=self.table.capability)
         return {"capability": self.table.capability, "settles": choice.settles, "shared": self.shared}[name]
 
 

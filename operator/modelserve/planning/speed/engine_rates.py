@@ -25,7 +25,7 @@ class EngineRates:
     weight_read: float = 0.925  # of bandwidth: decode of 31B and E4B at one request, solved for this and launch_seconds
     expert_read: float = 0.84  # of bandwidth: grouped products of 26B-A4B at 64 to 512 rows, 368 to 397 us a layer
     int4_read: float = 0.71  # of bandwidth: the same for INT4 matrices, which are unpacked on the way
-    fp8_read: float = 0.82  # of bandwidth: the same for FP8 matrices
+    fp8_read: float = 0.82  # of bandwidth: the same for FP8 matrices, and not measured for INT8, which unpack in less
     cache_read: float = 0.75  # of bandwidth: decode attention in batches by Triton's kernels, 3.5 to 3.8 of 4.8 TB/s
     streamed_read: float = 0.88  # the same by Hopper's, which goes from row to row: 4.0 to 4.4 TB/s
     v_only_read: float = 0.7  # the same by Hopper's for rows that hold V alone: 2.9 to 3.8 TB/s
@@ -33,6 +33,7 @@ class EngineRates:
     elementwise: float = 0.77  # of bandwidth: norms and GeGLU at 8,192 rows, 80 to 94 % of 4.3 TB/s
     linear: float = 0.71  # of the dense rate: TTFT of 31B at 8,192 tokens; 740 of 989 TFLOP/s by kernels, 790 alone
     int4_linear: float = 0.71  # the same of INT4 matrices, unpacked on the way: 690 to 755 TFLOP/s from 256 rows on
+    int8_linear: float = 0.66  # `linear`, and five bytes moved an element for 8,192 rows; not measured
     expert_linear: float = 0.68  # of the dense rate: experts of 8,192 rows in a step, 37.9 ms with what does not hide
     fp8_linear: float = 1.2  # the same for products of e4m3, of the bfloat16 rate: TTFT of 31B in FP8
     exposed: float = 0.2  # of the shorter of reading weights and multiplying, what does not hide behind the longer
@@ -73,8 +74,8 @@ _HOPPER = EngineRates("Hopper", measured=True)
 # more rows the same H200 took 1,034 to 3,143 us a layer of 31B at 512 to 2,048 rows, 0.47 to 0.62 of its dense rate.
 _TRITON = replace(
     _HOPPER, measured=False, attention_v_only=0.28, attention_kv=0.18, attention_sliding=0.29, weight_read=0.87,
-    int4_read=0.87, fp8_read=0.87, int4_linear=0.55, launch_seconds=3.0e-6, draft_launch_seconds=3.0e-6,
-    library_seconds=0.0, wide_seconds=0.0,
+    int4_read=0.87, fp8_read=0.87, int4_linear=0.55, int8_linear=0.55, launch_seconds=3.0e-6,
+    draft_launch_seconds=3.0e-6, library_seconds=0.0, wide_seconds=0.0,
 )  # fmt: skip
 _PCIE_4 = 25e9
 _NO_E4M3 = replace(_TRITON, fp8_linear=_TRITON.linear, host_copy=_PCIE_4)  # inputs stay bfloat16, weights are unpacked

@@ -152,7 +152,8 @@ class RankSpeed:
         weight_read = device.bandwidth / ((1 - sum(packed.values())) / rates.weight_read + seconds)
         stored = weight_format.stored if weight_format is not None else None
         rounds = weight_format is not None and stored is StoredType.FP8 and weight_format.fp8_activations
-        unpacked = rates.int4_linear if stored in _FOUR_BITS else rates.linear
+        of_eight = rates.int8_linear if stored is StoredType.INT8 else rates.linear
+        unpacked = rates.int4_linear if stored in _FOUR_BITS else of_eight
         linear = device.flops * (rates.fp8_linear if rounds else unpacked)
         expert_linear = linear * rates.expert_linear / rates.linear
         self._every_step = work.read_bytes / weight_read

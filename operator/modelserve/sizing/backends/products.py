@@ -125,15 +125,15 @@ def _fp8_unpacked(matrix: Matrix) -> int | None:
     return FP8_UNPACKED_ROWS if scaled else ANY_ROWS
 
 
-def _int4_fused(matrix: Matrix) -> int:
-    if matrix.capability is None or not _takes(matrix, StoredType.INT4, exact=False):
+def _fused(matrix: Matrix, stored: StoredType) -> int:
+    if matrix.capability is None or not _takes(matrix, stored, exact=False):
         return 0
     return most_fused_rows(matrix.capability)
 
 
-def _dequantising(matrix: Matrix) -> tuple[str, ...]:
+def _dequantising(matrix: Matrix, kernel: str) -> tuple[str, ...]:
     blocks = -(-matrix.outputs // dequantised_rows(rows=matrix.outputs, inputs=matrix.inputs))
-    return (*matrix.ordering, *("int4_dequantise", LIBRARY) * blocks)
+    return (*matrix.ordering, *(kernel, LIBRARY) * blocks)
 
 
 def _grouped_on_hopper(matrix: Matrix) -> bool:
@@ -155,6 +155,7 @@ def _dequantised_block(_matrix: Matrix) -> tuple[str, int]:
 _PRODUCTS = "modelserve_worker.kernels.products."
 _HOPPER = _PRODUCTS + "hopper."
 _ROWS, _INT4, _FP8 = _HOPPER + "linear_rows_sm90:", _PRODUCTS + "int4_linear_triton:", _PRODUCTS + "fp8_linear_triton:"
+_INT8 = _PRODUCTS + "int8_linear_triton:"
 _SHARED = generation_of(HOPPER).shared_bytes
 _FUSED = Ends(gated=True, split=True)
 _hopper = partial(ProductKernel, backend=Backend.HOPPER, shared_bytes=_SHARED, ends=_FUSED)
@@ -167,6 +168,11 @@ DENSE_PRODUCTS = (
         "int4_exact", takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=True)),
         launch=_INT4 + "int4_product_with", given=("tile", "shared"),
         kernels=lambda m: (*m.ordering, "int4_product"), buffer=_split_sums,
+    ),
+    _triton(
+        "int8_exact", takes=lambda m: any_rows(_takes(m, StoredType.INT8, exact=True)),
+        launch=_INT8 + "int8_product_with", given=("tile", "shared"), kernels=lambda _: ("int8_product",),
+        buffer=_split_sums,
     ),
     _triton(
         "fp8_exact", takes=lambda m: any_rows(_takes(m, StoredType.FP8, exact=True)),
@@ -206,12 +212,21 @@ DENSE_PRODUCTS = (
     # Of every GPU that has kernels.
     _triton(
         "int4_product", buffer=_split_sums, launch=_INT4 + "int4_fused_product", given=("capability", "shared"),
-        takes=_int4_fused,
+        takes=lambda m: _fused(m, StoredType.INT4),
     ),
     _triton(
         "int4_dequantised", takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=False)),
-        launch=_INT4 + "int4_dequantised_product", given=("shared",), kernels=_dequantising, buffer=_dequantised_block,
-        extra=(1, "library_seconds"),
+        launch=_INT4 + "int4_dequantised_product", given=("shared",), buffer=_dequantised_block,
+        kernels=lambda m: _dequantising(m, "int4_dequantise"), extra=(1, "library_seconds"),
+    ),
+    _triton(
+        "int8_product", buffer=_split_sums, launch=_INT8 + "int8_fused_product", given=("capability", "shared"),
+        takes=lambda m: _fused(m, StoredType.INT8),
+    ),
+    _triton(
+        "int8_dequantised", takes=lambda m: any_rows(_takes(m, StoredType.INT8, exact=False)),
+        launch=_INT8 + "int8_dequantised_product", given=("shared",), buffer=_dequantised_block,
+        kernels=lambda m: _dequantising(m, "int8_dequantise"), extra=(1, "library_seconds"),
     ),
     _triton(
         "fp8_product", takes=_fp8_unpacked, launch=_FP8 + "fp8_unpacked_product", given=("capability", "shared"),
@@ -235,12 +250,20 @@ GROUPED_PRODUCTS = (
         kernels=lambda m: (*m.ordering, "int4_expert_products"),
     ),
     _grouped(
+        "int8_experts_exact", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.INT8, exact=True)),
+        launch=_INT8 + "int8_grouped_with", given=("tile",), kernels=lambda _: ("int8_expert_products",),
+    ),
+    _grouped(
         "fp8_experts_exact", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.FP8, exact=True)),
         launch=_FP8 + "fp8_grouped_with", given=("tile",), kernels=lambda _: ("fp8_expert_products",),
     ),
     _grouped(
         "int4_expert_products", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=False)),
         launch=_INT4 + "int4_grouped", given=("capability",),
+    ),
+    _grouped(
+        "int8_expert_products", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.INT8, exact=False)),
+        launch=_INT8 + "int8_grouped", given=("capability",),
     ),
     _grouped(
         "fp8_expert_products", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.FP8, exact=False)),

@@ -17,6 +17,7 @@ INT4_GROUPS = (32, 64, 128, 256)  # inputs of a scale that the kernels take
 INT4_FUSED_ROWS = 128  # rows of inputs up to which every GPU unpacks INT4 inside of a product
 NVFP4_TILE_INPUTS = 256  # of NVFP4, likewise
 INT8_TILE_INPUTS = 128  # of INT8, likewise
+INT8_GROUPS = (16, 32, 64, 128)  # inputs of a scale that its kernels take, beside one scale of a row
 FP8_PAIR_INPUTS = 64  # inputs of the two planes that FP8 elements are paired from; filled up likewise
 SPLIT_SUM_BYTES = 17 << 20  # parts of sums over split inputs, and counters, once per GPU
 DEQUANTISED_BLOCK_BYTES = 128 << 20  # bfloat16 rows of a matrix that a product of many rows has beside it at a time
@@ -27,6 +28,8 @@ def takes_format(stored: MatrixFormat) -> bool:
     is dequantised for each product."""
     if stored.stored is StoredType.INT4:
         return stored.group_size in INT4_GROUPS and stored.scale_type is ScaleType.BFLOAT16
+    if stored.stored is StoredType.INT8:
+        return stored.group_size is None or stored.group_size in INT8_GROUPS
     return stored.stored is StoredType.FP8
 
 
@@ -47,9 +50,14 @@ def nvfp4_matrix_bytes(*, rows: int, inputs: int) -> int:
     return rows * (tiles * (NVFP4_TILE_INPUTS // 2 + NVFP4_TILE_INPUTS // NVFP4_GROUP) + 4)
 
 
+def int8_inputs(inputs: int) -> int:
+    """Stored elements of a row of `inputs` elements, which is its bytes."""
+    return -(-inputs // INT8_TILE_INPUTS) * INT8_TILE_INPUTS
+
+
 def int8_matrix_bytes(*, rows: int, inputs: int, scale_bytes: int) -> int:
     """Elements of one matrix, and `scale_bytes` of scales for each row."""
-    return rows * (-(-inputs // INT8_TILE_INPUTS) * INT8_TILE_INPUTS + scale_bytes)
+    return rows * (int8_inputs(inputs) + scale_bytes)
 
 
 def fp8_inputs(inputs: int) -> int:

@@ -12,11 +12,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.generations import tiles_for
 from modelserve.sizing.backends.products import FP8_UNPACKED_ROWS
 from modelserve.sizing.weights.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
 
-Format = Literal["int4", "fp8"]
+Format = Literal["int4", "int8", "fp8"] | StoredType
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
 MOST_COUNTERS = 1 << 12
 PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
@@ -52,7 +53,7 @@ MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
 _FEW_INT4 = {**_FEW, 8: LinearTile(32, 8, 2, 3, 1536, few=True), 32: LinearTile(64, 32, 4, 3, 528)}
 # By the places of `modelserve.sizing.backends.generations`.
-_TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
+_TILES: dict[str, tuple[dict[int, LinearTile], ...]] = {
     "int4": (
         {**_FEW_INT4, 64: LinearTile(128, 64, 8, 2, 264), MANY: LinearTile(128, 64, 8, 2, 264)},
         {**_FEW_INT4, 64: LinearTile(64, 64, 4, 2, 264), MANY: LinearTile(64, 64, 4, 2, 264)},
@@ -61,6 +62,16 @@ _TILES: dict[Format, tuple[dict[int, LinearTile], ...]] = {
             FEW_ROWS: LinearTile(64, 16, 4, 4, 384, few=True),
             64: LinearTile(64, 64, 4, 3, 264),
             MANY: LinearTile(64, 64, 4, 3, 264),
+        },
+    ),
+    "int8": (
+        {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 64, 8, 3, 264)},
+        {**_FEW, 64: LinearTile(64, 64, 4, 3, 264), MANY: LinearTile(64, 64, 4, 3, 264)},
+        {
+            8: LinearTile(128, 8, 4, 3, 384, few=True),
+            FEW_ROWS: LinearTile(128, 16, 4, 3, 384, few=True),
+            64: LinearTile(128, 64, 8, 3, 264),
+            MANY: LinearTile(128, 64, 8, 3, 264),
         },
     ),
     "fp8": (

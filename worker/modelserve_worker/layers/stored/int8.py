@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from modelserve.model.weight_format import Layout, MatrixFormat
+from modelserve_worker.kernels.products.int8_linear import Int8Pairs, repack_int8
 from modelserve_worker.layers.stored.int4_layouts import transposed, words_by_rows
 from modelserve_worker.layers.stored.matrix import QuantisedMatrix, frozen
 
@@ -60,3 +61,12 @@ class Int8Matrix(QuantisedMatrix):
         if self.layout in PACKED_LAYOUTS:
             self.weight = frozen(words.bitwise_xor_(SIGNS).view(torch.int8))
         self.repack()
+
+    def repack(self) -> None:
+        if not self.on_kernels:
+            return
+        pairs = repack_int8(self.weight, self.scale, self.group_size or 0)
+        self.weight, self.scale = frozen(pairs.elements), frozen(pairs.scales)
+
+    def _held(self) -> Int8Pairs:
+        return Int8Pairs(self.weight, self.scale, self.columns, self.group_size or 0)
