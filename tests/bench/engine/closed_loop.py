@@ -21,7 +21,9 @@ from itertools import pairwise, product
 
 from bench.deadline import add_deadline, within
 from bench.engine.replica import Bench, launch_random
+from bench.random_checkpoint import read_config
 from modelserve.hardware import CATALOGUE
+from modelserve.model.quantization.config import stated_format
 from modelserve.planning.speed.mixed_steps import CROWD_SECONDS, crowd_tokens, min_mixed_tokens
 from modelserve.planning.speed.step_time import RankSpeed
 from modelserve_worker.scheduling.admission import SchedulerLimits
@@ -89,6 +91,7 @@ def note_steps(bench: Bench) -> dict[tuple[int, int], list[float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True)
+    parser.add_argument("--weights", help="quantised random weights, such as nvfp4 or nvfp4-without-qkv,o")
     parser.add_argument("--load", action="append", required=True)
     parser.add_argument("--mixed", type=int, nargs="+", required=True)
     parser.add_argument("--crowd", type=float, nargs="+", metavar="SECONDS", help="steps follow what waits")
@@ -131,13 +134,14 @@ def sized(limits: SchedulerLimits, rank: RankSpeed, mixed: int, crowd: float | N
 def started(options: argparse.Namespace) -> tuple[Bench, RankSpeed]:
     """An engine, and what is planned for an H200."""
     replica, args = launch_random(
-        options.variant, device="cuda", max_model_len=16384, max_num_batched_tokens=CHUNK,
+        options.variant, options.weights, device="cuda", max_model_len=16384, max_num_batched_tokens=CHUNK,
         max_num_seqs=options.max_num_seqs, max_num_mixed_tokens=max(options.mixed),
     )  # fmt: skip
     bench = Bench(replica, args)
     bench.scheduler.limits = replace(bench.scheduler.limits, captured_rows=replica.captured_rows)
-    h200 = CATALOGUE["NVIDIA-H200"]
-    return bench, RankSpeed(replica.architecture, h200, replica.geometry, tensor_parallel=1, weight_format=None)
+    h200, config = CATALOGUE["NVIDIA-H200"], read_config(options.variant, options.weights)
+    stated = stated_format(config, replica.architecture)
+    return bench, RankSpeed(replica.architecture, h200, replica.geometry, tensor_parallel=1, weight_format=stated)
 
 
 def steps_taken(steps: dict[tuple[int, int], list[float]]) -> list[str]:

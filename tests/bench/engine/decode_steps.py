@@ -18,14 +18,8 @@ from collections import Counter
 from bench.deadline import add_deadline, within
 from bench.engine.closed_loop import CHUNK, started
 from bench.engine.replica import Bench
-from modelserve.hardware import CATALOGUE
-from modelserve.model.architecture import ModelArchitecture
-from modelserve.planning.speed.step_time import RankSpeed
-from modelserve.published import published_model
-from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 
 LAST = 24  # steps that are timed, of an answer of twice as many behind the last prompt
-PRODUCT = "NVIDIA-H200"
 
 
 def measured(bench: Bench, requests: int, prompt: int) -> tuple[float, float]:
@@ -49,34 +43,26 @@ def measured(bench: Bench, requests: int, prompt: int) -> tuple[float, float]:
     return statistics.median(times), statistics.mean(contexts)
 
 
-def expected(architecture: ModelArchitecture, requests: int, context: float) -> float:
-    """Milliseconds of such a step as plans have it."""
-    layout = KVCacheLayout.least(architecture)
-    geometry = cache_geometry(architecture, dtype=KVCacheDtype.BFLOAT16, layout=layout, tensor_parallel_size=1)
-    rank = RankSpeed(architecture, CATALOGUE[PRODUCT], geometry, tensor_parallel=1, weight_format=None)
-    return 1e3 * rank.step(decodes=requests, context=context).seconds
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True)
     parser.add_argument("--steps", nargs="+", required=True)
+    parser.add_argument("--weights", help="quantised random weights, such as nvfp4 or nvfp4-without-qkv,o")
     parser.add_argument("--max-num-seqs", type=int, default=128)
     add_deadline(parser)
     options = parser.parse_args()
     options.mixed = [CHUNK]
-    facts = published_model(f"hf://google/gemma-4-{options.variant}-it")
-    assert facts is not None
     rows: list[str] = []
+    name = " ".join(filter(None, (options.variant, options.weights)))
     with within(options.deadline) as time_left:
-        bench, _ = started(options)
+        bench, rank = started(options)
         print(f"{options.variant} ready after {time_left.seconds:.1f} s", flush=True)
         for step in options.steps:
             requests, prompt = map(int, step.split("/"))
             found, context = measured(bench, requests, prompt)
-            planned = expected(facts.architecture, requests, context)
+            planned = 1e3 * rank.step(decodes=requests, context=context).seconds
             rows.append(
-                f"{options.variant} {requests} decodes behind {context:,.0f} tokens: {found:.2f} ms, expected "
+                f"{name} {requests} decodes behind {context:,.0f} tokens: {found:.2f} ms, expected "
                 f"{planned:.2f} ({100 * (planned / found - 1):+.1f} %)"
             )
             print(rows[-1], f"({time_left.seconds:.0f} s)", flush=True)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from bench.kernels.kernel_speed import microseconds
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER
 from modelserve.sizing.backends.products import INTEGER_ROWS, most_fused_rows
-from modelserve.sizing.weights.quantised_tiles import fp8_inputs, int4_tiles
+from modelserve.sizing.weights.quantised_tiles import fp8_inputs, int4_tiles, nvfp4_tiles
 from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision
 from modelserve_worker.kernels.products.fp8_linear_triton import fp8_product_with, rounded_inputs
 from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows
@@ -36,6 +36,7 @@ from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import ROWS, den
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.int4_linear_triton import int4_dequantised_product, int4_product_with
 from modelserve_worker.kernels.products.linear_tiles import FEW_ROWS, LinearTile, SharedBuffers, linear_tile
+from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
 
 CUDA = torch.device("cuda")
 SHAPES = {  # outputs x inputs of the fused matrices
@@ -74,6 +75,14 @@ def int4_matrix(outputs: int, inputs: int, group: int = 32) -> Int4Tiles:
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
     scales = (0.02 * torch.rand((tiles, 256 // group, outputs), device=CUDA) * inputs**-0.5).bfloat16()
     return Int4Tiles(words, scales, None, inputs)
+
+
+def nvfp4_matrix(outputs: int, inputs: int) -> Nvfp4Tiles:
+    tiles = nvfp4_tiles(inputs)
+    words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
+    codes = torch.randint(88, 112, (tiles, GROUPS, outputs), device=CUDA, dtype=torch.uint8)  # from 2 to 16
+    scales = torch.rand(outputs, device=CUDA) * inputs**-0.5 / 20
+    return Nvfp4Tiles(words, codes, scales, inputs)
 
 
 def fp8_matrix(outputs: int, inputs: int) -> Fp8Pairs:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
 _ENTRY = """
 static TensorMap weights, scales;
@@ -18,20 +19,27 @@ static Output* output;
 static unsigned short *x_now, *x_then;
 static int rows, inputs, outputs, second, tiles, parts, stages;
 static long long x_bytes;
+static const float* row_scales;
 
 static void ahead() { memcpy(x_now, x_then, x_bytes); }
 static void body() {
+#if NVFP4
+  integer_rows(weights, scales, x_now, output, rows, inputs, inputs, outputs, second, tiles, parts, stages, row_scales);
+#else
   integer_rows(weights, scales, x_now, output, rows, inputs, inputs, outputs, second, tiles, parts, stages);
+#endif
 }
 
 // x at `now` becomes that at `then` when the kernel ahead has ended.
 extern "C" int run(unsigned char* words, unsigned char* of_scales, int matrix_rows, int blocks, unsigned short* now,
                    unsigned short* then, int columns, Output* o, int r, int n, int s, int t, int p, int of_stages,
-                   int grid, int threads) {
+                   int grid, int threads, const float* of_rows) {
   weights.base = words, weights.row_bytes = 128, weights.block_bytes = 128ll * matrix_rows;
-  scales.base = of_scales, scales.row_bytes = 2ll * matrix_rows, scales.block_bytes = SCALES * scales.row_bytes;
-  weights.matrix_rows = scales.columns = matrix_rows, scales.matrix_rows = scales.box_rows = SCALES;
-  weights.box_rows = scales.box_columns = OUTPUTS / 2, weights.box_blocks = scales.box_blocks = GROUPS;
+  scales.base = of_scales, scales.row_bytes = (NVFP4 ? 1ll : 2ll) * matrix_rows;
+  scales.block_bytes = SCALES * scales.row_bytes;
+  weights.matrix_rows = matrix_rows, scales.matrix_rows = scales.box_rows = SCALES, row_scales = of_rows;
+  scales.columns = NVFP4 ? matrix_rows / 2 : matrix_rows, scales.box_columns = NVFP4 ? OUTPUTS / 4 : OUTPUTS / 2;
+  weights.box_rows = OUTPUTS / 2, weights.box_blocks = scales.box_blocks = GROUPS;
   weights.blocks = scales.blocks = blocks;
   output = o, rows = r, inputs = columns, outputs = n, second = s, tiles = t, parts = p, stages = of_stages;
   x_now = now, x_then = then, x_bytes = 2ll * r * columns;
@@ -49,7 +57,9 @@ def library_of(kernel: IntegerKernel, folder: Path) -> ctypes.CDLL:
     return built(kernel.source, _ENTRY, folder)
 
 
-def product(library: ctypes.CDLL, kernel: IntegerKernel, x: Tensor, matrix: Int4Tiles, *, grid: int) -> Tensor:
+def product(
+    library: ctypes.CDLL, kernel: IntegerKernel, x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, grid: int
+) -> Tensor:
     """`integer_rows` in so many thread blocks, each of which starts before the kernel ahead has stored x."""
     blocks, matrix_rows, _ = matrix.words.shape
     outputs, second = (matrix_rows // 2,) * 2 if kernel.gated else (matrix_rows, kernel.tile // 2)
@@ -61,6 +71,7 @@ def product(library: ctypes.CDLL, kernel: IntegerKernel, x: Tensor, matrix: Int4
         pointer(matrix.words.data_ptr()), pointer(matrix.scales.data_ptr()), number(matrix_rows), number(blocks),
         pointer(now.data_ptr()), pointer(x.data_ptr()), number(x.shape[1]), pointer(output.data_ptr()),
         *map(number, (len(x), outputs, second, tiles, kernel.parts, stages, grid, kernel.consumers + 32)),
+        pointer(matrix.row_scales.data_ptr() if isinstance(matrix, Nvfp4Tiles) else None),
     )  # fmt: skip
     assert left == 0, f"{left} threads wait for what never comes"
     return output

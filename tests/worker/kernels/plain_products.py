@@ -8,8 +8,10 @@ from torch.nn import functional
 
 from modelserve.sizing.weights.quantised_tiles import FP8_PAIR_INPUTS, fp8_inputs
 from modelserve_worker.kernels.products.fp8_linear import SCALE_BLOCK, Fp8Pairs, e4m3_precision, paired
-from modelserve_worker.kernels.products.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
+from modelserve_worker.kernels.products.int4_linear import PLANE_INPUTS, Int4Tiles
+from modelserve_worker.kernels.products.int4_linear import PLANES as INT4_PLANES
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs
+from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, LANES, PLANES, SCALE_ZERO, Nvfp4Tiles
 
 SYMMETRIC_ZERO = 8  # the stored value of 0 without zero points
 PLANE = FP8_PAIR_INPUTS // 2
@@ -21,8 +23,8 @@ def int4_elements(tiles: Int4Tiles, dtype: torch.dtype) -> Tensor:
     Beside the result it takes half a byte an element.
     """
     *leading, count, rows, _ = tiles.words.shape
-    elements = torch.empty((*leading, rows, count, PLANES, PLANE_INPUTS), dtype=dtype, device=tiles.words.device)
-    for plane in range(PLANES):
+    elements = torch.empty((*leading, rows, count, INT4_PLANES, PLANE_INPUTS), dtype=dtype, device=tiles.words.device)
+    for plane in range(INT4_PLANES):
         nibbles = tiles.words >> 4 * plane
         elements[..., plane, :].copy_(nibbles.bitwise_and_(15).transpose(-3, -2))
     grouped = elements.view(*leading, rows, count, tiles.scales.shape[-2], -1)
@@ -39,6 +41,21 @@ def _int4_zeros(tiles: Int4Tiles) -> Tensor:
     assert tiles.zero_points is not None
     both = torch.stack((tiles.zero_points & 15, tiles.zero_points >> 4), dim=-2).flatten(-3, -2)
     return both[..., : tiles.scales.shape[-2], :]
+
+
+def nvfp4_elements(tiles: Nvfp4Tiles, dtype: torch.dtype) -> Tensor:
+    """The elements [N, K] of a matrix in `dtype`, each times its scales and rounded once; with experts [E, N, K]."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=wide, device=tiles.words.device)
+    *leading, count, rows, _ = tiles.words.shape
+    words = tiles.words.view(*leading, count, rows, LANES, PLANES)
+    nibbles = torch.stack([words >> bits & 15 for i in range(4) for bits in (4 * i, 4 * i + 16)], dim=-1)
+    nibbles = nibbles.unflatten(-1, (4, 2)).movedim(-4, -2).movedim(-5, -6)  # rows, tiles, planes, pairs, lanes, halves
+    elements = (sizes[nibbles & 7] * torch.where(nibbles & 8 != 0, -1, 1)).reshape(*leading, rows, count, GROUPS, -1)
+    scales = ((tiles.scales.int() << 20) + SCALE_ZERO).view(torch.float32).to(wide)
+    elements.mul_(scales.movedim(-1, -3).unsqueeze(-1))
+    elements.mul_(tiles.row_scales.to(wide).view(*leading, rows, 1, 1, 1))
+    return elements.flatten(-3)[..., : tiles.inputs].to(dtype)
 
 
 def unpaired(elements: Tensor) -> Tensor:
@@ -106,3 +123,13 @@ class PlainInt8:
 
     def grouped(self, x: Tensor, matrix: Int8Pairs, ends: Tensor) -> Tensor:
         return functional.grouped_mm(x, int8_elements(matrix, x.dtype).transpose(1, 2), offs=ends)
+
+
+class PlainNvfp4:
+    """What the kernels are compared with: dequantise, then multiply."""
+
+    def linear(self, x: Tensor, matrix: Nvfp4Tiles) -> Tensor:
+        return functional.linear(x, nvfp4_elements(matrix, x.dtype))
+
+    def grouped(self, x: Tensor, matrix: Nvfp4Tiles, ends: Tensor) -> Tensor:
+        return functional.grouped_mm(x, nvfp4_elements(matrix, x.dtype).transpose(1, 2), offs=ends)

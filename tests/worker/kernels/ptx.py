@@ -69,4 +69,5 @@ OPERATIONS = {
     "prmt.b32": _prmt,
     "lop3.b32": _lop3,
     "fma.rn.bf16x2": _fma_bf16x2,
+    "mul.rn.bf16x2": lambda a, b: _fma_bf16x2(a, b, np.full_like(a, 0x80008000)),
 }

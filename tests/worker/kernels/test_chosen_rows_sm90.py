@@ -4,22 +4,25 @@ what, shapes, padding; the same bits at every launch, and those of a row alone."
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import emulated_chosen_rows
 import emulated_kernel
 import pytest
 import torch
 from hopper import check_captured_bits, on_hopper
+from plain_products import nvfp4_elements
 from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.backends.products import CHOSEN_ROWS, CHOSEN_SLOTS
 from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice
+from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles, repack_nvfp4
 
 CUDA = torch.device("cuda")
 
 
-def chosen_products(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def chosen_products(x: Tensor, experts: Tensor, gate_up: Any, down: Any) -> Tensor:
     from modelserve_worker.kernels.experts.chosen_rows_sm90 import chosen_products
 
     return chosen_products(x, Choice(torch.ones(experts.shape, device=experts.device), experts), gate_up, down)
@@ -87,6 +90,33 @@ def test_near_float64_and_the_same_bits_at_every_launch_and_alone(
         assert float(errors.max()) < 1e-2, (rows, int(errors.argmax()))
         assert all(torch.equal(chosen_products(x, chosen, gate_up, down), results) for _ in range(20))
         for row in range(rows):
+            alone = chosen_products(x[row : row + 1], chosen[row : row + 1].contiguous(), gate_up, down)
+            assert torch.equal(alone, results[row * top_k : (row + 1) * top_k])
+
+
+@on_hopper
+@pytest.mark.parametrize(("experts", "top_k", "width", "inner"), [(128, 8, 2816, 704), (16, 8, 512, 192)])
+def test_nvfp4_near_float64_and_alone(experts: int, top_k: int, width: int, inner: int) -> None:
+    def made(outputs: int, inputs: int) -> Nvfp4Tiles:
+        packed = torch.randint(256, (experts, outputs, inputs // 2), device=CUDA).to(torch.uint8)
+        scale = torch.randint(0x30, 0x40, (experts, outputs, inputs // 16), device=CUDA).to(torch.uint8)
+        row_scales = (torch.rand(experts, outputs, device=CUDA) + 0.5) * inputs**-0.5 / 2
+        return repack_nvfp4(packed, scale.view(torch.float8_e4m3fn), row_scales)
+
+    gate_up, down = made(2 * inner, width), made(width, inner)
+    elements = [nvfp4_elements(each, torch.float64) for each in (gate_up, down)]
+    for rows in (1, 2, 5, CHOSEN_ROWS):
+        x, chosen = torch.randn(rows, width, device=CUDA).bfloat16(), choices(rows, experts, top_k)
+        if rows > 2:
+            chosen[-1], x[-1] = NO_EXPERT, torch.nan  # which hurts no other
+        known = rows - (rows > 2)
+        results = chosen_products(x, chosen, gate_up, down)
+        truth = exact(x[:known], chosen[:known], *elements).flatten(0, 1)
+        errors = (results[: known * top_k].double() - truth).norm(dim=1) / truth.norm(dim=1)
+        assert float(errors.max()) < 1e-2, (rows, int(errors.argmax()))
+        assert all(torch.equal(chosen_products(x, chosen, gate_up, down)[: len(truth)], results[: len(truth)])
+                   for _ in range(20))  # fmt: skip
+        for row in range(known):
             alone = chosen_products(x[row : row + 1], chosen[row : row + 1].contiguous(), gate_up, down)
             assert torch.equal(alone, results[row * top_k : (row + 1) * top_k])
 

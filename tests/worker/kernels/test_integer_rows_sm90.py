@@ -10,13 +10,14 @@ import emulated_kernel
 import pytest
 import torch
 from hopper import on_hopper
-from plain_products import int4_elements
+from plain_products import int4_elements, nvfp4_elements
 from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.weights.quantised_tiles import int4_tiles
 from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles, repack_nvfp4
 
 
 def int4(outputs: int, inputs: int, scales: int) -> Int4Tiles:
@@ -25,8 +26,16 @@ def int4(outputs: int, inputs: int, scales: int) -> Int4Tiles:
     return Int4Tiles(words, of_groups.bfloat16(), None, inputs)
 
 
-def exact(x: Tensor, matrix: Int4Tiles, *, gated: bool) -> Tensor:
-    product = x.double() @ int4_elements(matrix, torch.float64).t()
+def nvfp4(outputs: int, inputs: int) -> Nvfp4Tiles:
+    """Of all codes but those of scales that are no numbers, small and large scales beside each other."""
+    packed = torch.randint(256, (outputs, inputs // 2)).to(torch.uint8)
+    scale = torch.randint(0x7F, (outputs, inputs // 16)).to(torch.uint8).view(torch.float8_e4m3fn)
+    return repack_nvfp4(packed, scale, (torch.rand(outputs) + 0.5) * inputs**-0.5 / 200)
+
+
+def exact(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool) -> Tensor:
+    elements = nvfp4_elements if isinstance(matrix, Nvfp4Tiles) else int4_elements
+    product = x.double() @ elements(matrix, torch.float64).t()
     if not gated:
         return product
     gate, up = product.bfloat16().double().chunk(2, dim=-1)
@@ -42,16 +51,19 @@ def exact(x: Tensor, matrix: Int4Tiles, *, gated: bool) -> Tensor:
         (64, 4, True, 1, 256, 1024, 3),
         (96, 2, False, 1, 96, 1024, 1),
         (352, 1, True, 1, 352, 512, 1),
+        (64, 16, False, 1, 208, 1728, 2),  # NVFP4
+        (128, 16, False, 3, 256, 1536, 4),
+        (96, 16, True, 1, 192, 1024, 1),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 2])
 def test_emulated_near_float64(
     tile: int, scales: int, gated: bool, parts: int, outputs: int, inputs: int, grid: int, rows: int, tmp_path: Path
 ) -> None:
-    matrix = int4(outputs, inputs, scales)
+    matrix = nvfp4(outputs, inputs) if scales == 16 else int4(outputs, inputs, scales)
     blocks = 1 if tile > 256 else 256 // tile
     tiles = -(-int4_tiles(inputs) // (blocks * parts)) * blocks
-    kernel = IntegerKernel(tile, blocks, rows, scales, tiles, gated, parts)
+    kernel = IntegerKernel(tile, blocks, rows, scales, tiles, gated, parts, nvfp4=scales == 16)
     library = emulated_integer_rows.library_of(kernel, tmp_path)
     sizes = 2.0 ** torch.arange(-8.0, 8.0).repeat_interleave(inputs // 16 + 1)[:inputs]
     x = (torch.randn(rows, inputs) * sizes).bfloat16()

@@ -21,7 +21,7 @@ from modelserve_worker.kernels.products.hopper.linear_int4_sm90 import (
     division,
 )
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
-from modelserve_worker.kernels.products.linear_tiles import MOST_COUNTERS
+from modelserve_worker.kernels.products.linear_tiles import MOST_COUNTERS, SharedBuffers
 
 SHAPES = [(272, 1536), (528, 2112), (3072, 2560), (2560, 10240), (20480, 1024), (43008, 512), (5376, 21504)]
 ROWS = (33, 64, 65, 128, 150, 192, 250, 300, 512, 700, 1000, 2500, 8192)
@@ -92,7 +92,7 @@ def matrix(outputs: int, inputs: int, group: int) -> Int4Tiles:
 @pytest.mark.parametrize("group", [32, 256])
 def test_products_are_near_float64_and_the_same_bits_at_every_launch(shape: tuple[int, int], group: int) -> None:
     outputs, inputs = shape
-    int4 = matrix(outputs, inputs, group)
+    int4, shared = matrix(outputs, inputs, group), SharedBuffers(torch.device("cuda"))
     weight = int4_elements(int4, torch.float64)
     for rows in ROWS[:-1]:
         x = torch.randn(rows, inputs, device="cuda").bfloat16()
@@ -104,11 +104,11 @@ def test_products_are_near_float64_and_the_same_bits_at_every_launch(shape: tupl
             ({"split": True}, expected, 4e-3),
             ({"gated": True}, opened, 8e-3),
         ):
-            output = linear_int4_sm90.int4_product(x, int4, **options)
+            output = linear_int4_sm90.int4_product(x, int4, shared=shared, **options)
             whole = output.double().sum(0) if output.dim() == 3 else output.double()
             # Of each row and each output: what is wrong in one tile is lost in the norm of all.
             for axis in (0, 1):
                 assert bool(((whole - wanted).norm(dim=axis) < 5e-2 * wanted.norm(dim=axis)).all())
             assert (whole - wanted).norm() < limit * wanted.norm()
             for _ in range(12):
-                assert torch.equal(linear_int4_sm90.int4_product(x, int4, **options), output)
+                assert torch.equal(linear_int4_sm90.int4_product(x, int4, shared=shared, **options), output)

@@ -74,7 +74,7 @@ class Prepared:
         self.fresh = StepRows(*buffers, *scales) if kind == "sliding" else None
         launches.prepare(
             self.projected.flatten(1), self.q, self.step, pages=pages_of(case),
-            norms=HeadNorms(self.q_weight, None if shared else self.k_weight, EPS),
+            norms=HeadNorms(self.q_weight, self.k_weight, EPS),
             rotary=Rotary(angles.cos().float(), angles.sin().float()), fresh=self.fresh,
             pairs=PAIRS if v_only else 0,
         )  # fmt: skip

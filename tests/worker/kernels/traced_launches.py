@@ -52,6 +52,8 @@ CASES = (
     _case("E4B", "int4_zeros", kv_cache_dtype="int8"),
     _case("26B-A4B", **MANY),
     _case("26B-A4B", "int4", **MANY),
+    _case("31B", "nvfp4", at_start=False),
+    _case("26B-A4B", "nvfp4", at_start=False, **MANY),
     _case("26B-A4B", "fp8", tensor_parallel_size=2, **MANY),
     _case("26B-A4B", profile="exact"),
     _case("31B", "int8", at_start=False),
@@ -62,6 +64,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4_zeros": {"stored": "int4", "scales": "group", "group_size": 32, "symmetric": False},
     "int8": {"stored": "int8", "scales": "channel"},
     "int8_groups": {"stored": "int8", "scales": "group", "group_size": 32, "scale_type": "float16"},
+    "nvfp4": {"stored": "nvfp4", "scales": "group", "group_size": 16},
     "fp8": {"stored": "fp8", "scales": "channel", "fp8_activations": True},
     "fp8_block": {"stored": "fp8", "scales": "block", "fp8_activations": True},
 }

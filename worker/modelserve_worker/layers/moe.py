@@ -89,9 +89,7 @@ class Experts(nn.Module):
     def _shares(self, x: Tensor, choice: Choice) -> Shares:
         gate_up, down = self.gate_up, self.down
         if x.shape[0] <= self.few_rows:
-            assert isinstance(gate_up, DenseMatrix)
-            assert isinstance(down, DenseMatrix)
-            return Shares(self.backend.chosen_products(x, choice, gate_up.weight, down.weight), choice)
+            return Shares(self.backend.chosen_products(x, choice, gate_up.held(), down.held()), choice)
         dealt = self.backend.deal(x, choice, gate_up.experts)
         inner = gate_up.grouped_gated(dealt.rows, dealt.ends, self.elementwise)
         ends, places = dealt.ends, dealt.places

@@ -41,6 +41,7 @@ GROUPED_EXPERTS = 256  # at most
 # At most, of a dense matrix beside them: each tile has a multiprocessor, of which there are 114 or more.
 GROUPED_DENSE_ROWS, GROUPED_DENSE_TILES = 256, 64
 CHOSEN_ROWS, CHOSEN_SLOTS = 8, 64  # rows, and choices of experts of theirs, that `chosen_rows` takes
+SCALE_ROWS = 16  # of NVFP4, a multiple of which Hopper's copy engine reads the scales of
 SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
 
 
@@ -84,8 +85,13 @@ def _hopper_takes_int4(matrix: Matrix) -> bool:
     return _hopper_takes(matrix, StoredType.INT4) and matrix.quantised is not None and matrix.quantised.symmetric
 
 
+def _hopper_takes_nvfp4(matrix: Matrix) -> bool:
+    """Whose scales, of a byte, lie in rows that the copy engine reads: of whole 16 bytes."""
+    return _hopper_takes(matrix, StoredType.NVFP4) and matrix.outputs % SCALE_ROWS == 0
+
+
 def _integer_rows(matrix: Matrix) -> int:
-    if not _hopper_takes_int4(matrix):
+    if not (_hopper_takes_int4(matrix) or _hopper_takes_nvfp4(matrix)):
         return 0
     tiles = int4_tiles(matrix.inputs)
     return max((rows for rows in INTEGER_ROWS if integer_bytes(rows, tiles) <= INTEGER_BYTES), default=0)
@@ -156,6 +162,7 @@ _PRODUCTS = "modelserve_worker.kernels.products."
 _HOPPER = _PRODUCTS + "hopper."
 _ROWS, _INT4, _FP8 = _HOPPER + "linear_rows_sm90:", _PRODUCTS + "int4_linear_triton:", _PRODUCTS + "fp8_linear_triton:"
 _INT8 = _PRODUCTS + "int8_linear_triton:"
+_NVFP4 = _PRODUCTS + "nvfp4_linear_triton:"
 _SHARED = generation_of(HOPPER).shared_bytes
 _FUSED = Ends(gated=True, split=True)
 _hopper = partial(ProductKernel, backend=Backend.HOPPER, shared_bytes=_SHARED, ends=_FUSED)
@@ -180,11 +187,31 @@ DENSE_PRODUCTS = (
         kernels=lambda m: (*m.ordering, "fp8_product"), buffer=_split_sums,
     ),
     _triton(
+        "nvfp4_exact", takes=lambda m: any_rows(_takes(m, StoredType.NVFP4, exact=True)),
+        launch=_NVFP4 + "nvfp4_product_with", given=("tile", "shared"),
+        kernels=lambda _: ("nvfp4_product",), buffer=_split_sums,
+    ),
+    _triton(
         "exact_product", takes=lambda m: any_rows(m.exact),
         kernels=lambda m: (*(LIBRARY,) * m.plain_kernels, "exact_product"),
     ),
     # Of Hopper, few rows before many.
-    _hopper("integer_rows", takes=_integer_rows, launch=_HOPPER + "integer_rows_sm90:integer_rows"),
+    _hopper(
+        "integer_rows", takes=lambda m: _integer_rows(m) if m.stored is StoredType.INT4 else 0,
+        launch=_HOPPER + "integer_rows_sm90:integer_rows",
+    ),
+    _hopper(
+        "nvfp4_integer_rows", takes=lambda m: _integer_rows(m) if m.stored is StoredType.NVFP4 else 0,
+        launch=_HOPPER + "integer_rows_sm90:nvfp4_integer_rows", kernels=lambda _: ("integer_rows",),
+    ),
+    _hopper(
+        "nvfp4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_nvfp4(m) else 0, launch=_ROWS + "nvfp4_rows",
+        kernels=lambda _: ("linear_rows",),
+    ),
+    _hopper(
+        "linear_nvfp4", takes=lambda m: any_rows(_hopper_takes_nvfp4(m)), buffer=_split_sums,
+        launch=_HOPPER + "linear_int4_sm90:nvfp4_product", given=("shared",), kernels=lambda _: ("linear_int4",),
+    ),
     _hopper(
         "int4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_int4(m) else 0, launch=_ROWS + "int4_rows",
         kernels=lambda m: (*m.ordering, "linear_rows"),
@@ -229,6 +256,15 @@ DENSE_PRODUCTS = (
         kernels=lambda m: _dequantising(m, "int8_dequantise"), extra=(1, "library_seconds"),
     ),
     _triton(
+        "nvfp4_product", buffer=_split_sums, launch=_NVFP4 + "nvfp4_fused_product", given=("capability", "shared"),
+        takes=lambda m: _fused(m, StoredType.NVFP4),
+    ),
+    _triton(
+        "nvfp4_dequantised", takes=lambda m: any_rows(_takes(m, StoredType.NVFP4, exact=False)),
+        launch=_NVFP4 + "nvfp4_dequantised_product", given=("shared",), buffer=_dequantised_block,
+        kernels=lambda m: _dequantising(m, "nvfp4_dequantise"), extra=(1, "library_seconds"),
+    ),
+    _triton(
         "fp8_product", takes=_fp8_unpacked, launch=_FP8 + "fp8_unpacked_product", given=("capability", "shared"),
         buffer=_split_sums,
     ),
@@ -256,6 +292,14 @@ GROUPED_PRODUCTS = (
     _grouped(
         "fp8_experts_exact", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.FP8, exact=True)),
         launch=_FP8 + "fp8_grouped_with", given=("tile",), kernels=lambda _: ("fp8_expert_products",),
+    ),
+    _grouped(
+        "nvfp4_experts_exact", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.NVFP4, exact=True)),
+        launch=_NVFP4 + "nvfp4_grouped_with", given=("tile",), kernels=lambda _: ("nvfp4_expert_products",),
+    ),
+    _grouped(
+        "nvfp4_expert_products", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.NVFP4, exact=False)),
+        launch=_NVFP4 + "nvfp4_grouped", given=("capability",),
     ),
     _grouped(
         "int4_expert_products", Backend.TRITON, takes=lambda m: any_rows(_takes(m, StoredType.INT4, exact=False)),

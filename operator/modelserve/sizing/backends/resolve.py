@@ -10,7 +10,7 @@ from typing import get_args
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
-from modelserve.model.weight_format import TextLinear, WeightFormat
+from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat
 from modelserve.sizing.backends.attention import AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
 from modelserve.sizing.backends.generations import HOPPER, LEAST_CAPABILITY, generation_of
@@ -24,6 +24,7 @@ from modelserve.sizing.backends.products import (
     GROUPED_TILE,
     MOST_GROUPED_BYTES,
     PRODUCTS,
+    SCALE_ROWS,
 )
 from modelserve.sizing.backends.registry import Matrix, choices_of
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation, Subject
@@ -176,6 +177,7 @@ def _experts(
     """Router, products and what adds both branches. Rows of a step are dealt to experts, whose products then are
     grouped ones; few rows in bfloat16 find their experts themselves, in profile fast."""
     backend = Backend.PLAIN if capability is None else Backend.TRITON
+    stored = {StoredType.BFLOAT16 if weight_format is None else weight_format.of(each) for each in _EXPERT_LINEARS}
     quantised = weight_format is not None and any(weight_format.matrix(each).quantised for each in _EXPERT_LINEARS)
 
     def choice(operation: Operation, *kernels: str, most_rows: int | None = None) -> Choice:
@@ -187,13 +189,14 @@ def _experts(
         yield replace(choice(Operation.ROUTE, "route_few", most_rows=ROUTED_ROWS), fuses_norm=ranks == 1)
     # On one rank the kernel ahead of it stores the norm that experts take, too.
     yield choice(Operation.ROUTE, "route_many", *(("rms_norm",) if ranks > 1 else ()))
+    packed = capability == HOPPER and stored == {StoredType.NVFP4} and _whole_scales(model, ranks)
+    if few and (streamed or packed) and _streams(model, ranks):
+        yield Choice(
+            Operation.EXPERTS, Backend.HOPPER, ("chosen_rows", "chosen_rows"),
+            most_rows=min(CHOSEN_ROWS, CHOSEN_SLOTS // model.top_k_experts),
+            shared_bytes=generation_of(HOPPER).shared_bytes,
+        )  # fmt: skip
     if few and not quantised:
-        if streamed and _streams(model, ranks):
-            yield Choice(
-                Operation.EXPERTS, Backend.HOPPER, ("chosen_rows", "chosen_rows"),
-                most_rows=min(CHOSEN_ROWS, CHOSEN_SLOTS // model.top_k_experts),
-                shared_bytes=generation_of(HOPPER).shared_bytes,
-            )  # fmt: skip
         yield choice(Operation.EXPERTS, "chosen_products", "chosen_products", most_rows=EXPERT_FEW_ROWS)
         if streamed and _takes_dense(model, ranks):
             yield Choice(
@@ -217,6 +220,11 @@ def _streams(model: ModelArchitecture, ranks: int) -> bool:
     """Whether inputs of experts' matrices are whole blocks, of which copies are."""
     inputs = model.hidden_size, model.moe_intermediate_size // ranks
     return all(each % BOX_INPUTS == 0 for each in inputs) and model.top_k_experts <= CHOSEN_SLOTS
+
+
+def _whole_scales(model: ModelArchitecture, ranks: int) -> bool:
+    """Whether outputs of experts' matrices are as many as their scales of NVFP4 are copied for."""
+    return model.hidden_size % SCALE_ROWS == 0 and 2 * (model.moe_intermediate_size // ranks) % SCALE_ROWS == 0
 
 
 def _takes_dense(model: ModelArchitecture, ranks: int) -> bool:

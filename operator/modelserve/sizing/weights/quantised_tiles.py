@@ -30,7 +30,7 @@ def takes_format(stored: MatrixFormat) -> bool:
         return stored.group_size in INT4_GROUPS and stored.scale_type is ScaleType.BFLOAT16
     if stored.stored is StoredType.INT8:
         return stored.group_size is None or stored.group_size in INT8_GROUPS
-    return stored.stored is StoredType.FP8
+    return stored.stored in (StoredType.FP8, StoredType.NVFP4)
 
 
 def int4_tiles(inputs: int) -> int:
@@ -44,12 +44,6 @@ def int4_matrix_bytes(*, rows: int, inputs: int, group: int, zero_points: bool, 
     return rows * tiles * (INT4_TILE_INPUTS // 2 + scale_bytes * groups + (-(-groups // 2) if zero_points else 0))
 
 
-def nvfp4_matrix_bytes(*, rows: int, inputs: int) -> int:
-    """Words, e4m3 scales, and a float32 scale per row of one matrix."""
-    tiles = -(-inputs // NVFP4_TILE_INPUTS)
-    return rows * (tiles * (NVFP4_TILE_INPUTS // 2 + NVFP4_TILE_INPUTS // NVFP4_GROUP) + 4)
-
-
 def int8_inputs(inputs: int) -> int:
     """Stored elements of a row of `inputs` elements, which is its bytes."""
     return -(-inputs // INT8_TILE_INPUTS) * INT8_TILE_INPUTS
@@ -58,6 +52,16 @@ def int8_inputs(inputs: int) -> int:
 def int8_matrix_bytes(*, rows: int, inputs: int, scale_bytes: int) -> int:
     """Elements of one matrix, and `scale_bytes` of scales for each row."""
     return rows * (int8_inputs(inputs) + scale_bytes)
+
+
+def nvfp4_tiles(inputs: int) -> int:
+    """Tiles of a row of `inputs` elements."""
+    return -(-inputs // NVFP4_TILE_INPUTS)
+
+
+def nvfp4_matrix_bytes(*, rows: int, inputs: int) -> int:
+    """Words, scales of a byte, and a float32 scale per row of one matrix."""
+    return rows * (nvfp4_tiles(inputs) * (NVFP4_TILE_INPUTS // 2 + NVFP4_TILE_INPUTS // NVFP4_GROUP) + 4)
 
 
 def fp8_inputs(inputs: int) -> int:

@@ -20,46 +20,58 @@ from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import (
     MULTIPROCESSORS,
     RowsKernel,
     blocks_of,
+    nvfp4_maps,
 )
+from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
 
+ExpertMatrices = Tensor | Nvfp4Tiles
 TILES = (192, 160, 128, 96, 64)  # rows of a matrix, by preference
 
 
 @cache
-def kernel_for(matrix_rows: int, top_k: int, *, gated: bool) -> RowsKernel:
+def kernel_for(matrix_rows: int, top_k: int, *, gated: bool, nvfp4: bool = False) -> RowsKernel:
     """Of tiles the one with which one row's experts keep most multiprocessors at work."""
 
     def share(tile: int) -> float:
         tiles = top_k * -(-matrix_rows // tile)
         return top_k * matrix_rows / (-(-tiles // MULTIPROCESSORS) * MULTIPROCESSORS * tile)
 
-    return RowsKernel(max(TILES, key=share), CHOSEN_ROWS, gated, experts=True, settles=gated)
+    scales = GROUPS if nvfp4 else 0
+    return RowsKernel(max(TILES, key=share), CHOSEN_ROWS, gated, scales, experts=True, settles=gated, nvfp4=nvfp4)
 
 
-def chosen_products(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
+def chosen_products(x: Tensor, choice: Choice, gate_up: ExpertMatrices, down: ExpertMatrices) -> Tensor:
     """`ExpertBackend.chosen_products` of x bfloat16 [T, H], T <= CHOSEN_ROWS and T k <= CHOSEN_SLOTS; H and I are
     multiples of 64."""
     inner = _product(x, choice, gate_up, gated=True)
     return _product(inner, choice, down, gated=False)
 
 
-def _product(x: Tensor, choice: Choice, matrices: Tensor, *, gated: bool) -> Tensor:
+def _product(x: Tensor, choice: Choice, matrices: ExpertMatrices, *, gated: bool) -> Tensor:
     """x [T, K] -> [T k, T, N / 2], each chosen expert's products with all rows, as many as there are; or x like that ->
     [T k, N], by slots."""
-    (rows, top_k), (experts, matrix_rows, inputs) = choice.experts.shape, matrices.shape
-    kernel = kernel_for(matrix_rows, top_k, gated=gated)
+    (rows, top_k), inputs, nvfp4 = choice.experts.shape, x.shape[-1], isinstance(matrices, Nvfp4Tiles)
+    held = matrices.words if isinstance(matrices, Nvfp4Tiles) else matrices
+    experts, matrix_rows = held.shape[0], held.shape[-2]
+    kernel = kernel_for(matrix_rows, top_k, gated=gated, nvfp4=nvfp4)
     slots, outputs = rows * top_k, matrix_rows // 2 if gated else matrix_rows
     second = outputs if gated else kernel.tile // 2
     shape = (slots, rows, outputs) if gated else (slots, outputs)
     output = torch.empty(shape, dtype=x.dtype, device=x.device)
-    weights = blocks_of(matrices.view(experts * matrix_rows, inputs), kernel.tile // 2, kernel.blocks)
-    rows_of_x = blocks_of(x.view(-1, inputs), kernel.rows, kernel.blocks)
-    tiles, stages = -(-matrix_rows // kernel.tile), -(-inputs // (INPUTS * kernel.blocks))
-    numbers = (rows, outputs, second, tiles, 1, stages)
+    if isinstance(matrices, Nvfp4Tiles):
+        blocks, row_scales = matrices.words.shape[1], matrices.row_scales
+        weights, scales = nvfp4_maps(matrices, kernel.tile // 2, kernel.blocks)
+    else:
+        blocks, row_scales = inputs // INPUTS, None
+        weights = blocks_of(matrices.view(experts * matrix_rows, inputs), kernel.tile // 2, kernel.blocks)
+        scales = weights
+    rows_of_x = blocks_of(x.view(-1, inputs), kernel.rows, kernel.blocks * kernel.x_boxes)
+    tiles, stages = -(-matrix_rows // kernel.tile), -(-blocks // kernel.blocks)
+    numbers = (rows, outputs, second, tiles, blocks if nvfp4 else 1, stages)
     launch(
         kernel.source, grid=(tiles * slots, 1), threads=kernel.consumers + 32,
         arguments=(
-            (weights, None), (rows_of_x, None), (weights, None), pointer(None), pointer(output),
+            (weights, None), (rows_of_x, None), (scales, None), pointer(row_scales), pointer(output),
             *((number, ctypes.c_int) for number in numbers), pointer(choice.experts), (top_k, ctypes.c_int),
             (experts, ctypes.c_int),
         ), resident=1,

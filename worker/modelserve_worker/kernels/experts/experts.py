@@ -8,7 +8,7 @@ of its inputs, their weighted sum is float32 and rounded once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -124,10 +124,11 @@ class ExpertBackend(Protocol):
         """`ElementwiseBackend.residual_norm` for the dense branch, without a scalar, and `route` of the sum."""
         ...
 
-    def chosen_products(self, x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
+    def chosen_products(self, x: Tensor, choice: Choice, gate_up: Any, down: Any) -> Tensor:
         """down_e (gelu(gate_e x) * up_e x) for each slot: x [T, H] -> [T k, H]; undefined where no expert was chosen.
 
-        gate_up [E, 2 I, H], gates first, and down [E, H, I], all contiguous.
+        gate_up [E, 2 I, H], gates first, and down [E, H, I], all contiguous, or as kernels hold them that the table of
+        kernels has for so many rows.
         """
         ...
 

@@ -17,7 +17,7 @@ from modelserve.sizing.backends.generations import tiles_for
 from modelserve.sizing.backends.products import FP8_UNPACKED_ROWS
 from modelserve.sizing.weights.quantised_tiles import DEQUANTISED_BLOCK_BYTES, SPLIT_SUM_BYTES
 
-Format = Literal["int4", "int8", "fp8"] | StoredType
+Format = Literal["int4", "int8", "fp8", "nvfp4"] | StoredType
 GROUPED_ROWS = 4  # rows an expert has on average, up to which the few-row kernel multiplies
 MOST_COUNTERS = 1 << 12
 PARTS = (1, 2, 3, 4)  # of the inputs, where the sum of parts is taken later
@@ -51,6 +51,10 @@ class LinearTile:
 FEW_ROWS = FP8_UNPACKED_ROWS
 MANY = 1 << 30  # rows: for all that no other tile is for
 _FEW = {8: LinearTile(64, 8, 2, 3, 512, few=True), FEW_ROWS: LinearTile(64, 16, 2, 3, 512, few=True)}
+_NVFP4 = {
+    8: LinearTile(64, 8, 4, 3, 512), 16: LinearTile(64, 16, 4, 3, 512),
+    64: LinearTile(64, 64, 4, 2, 264), MANY: LinearTile(64, 64, 4, 2, 264),
+}  # fmt: skip
 _FEW_INT4 = {**_FEW, 8: LinearTile(32, 8, 2, 3, 1536, few=True), 32: LinearTile(64, 32, 4, 3, 528)}
 # By the places of `modelserve.sizing.backends.generations`.
 _TILES: dict[str, tuple[dict[int, LinearTile], ...]] = {
@@ -74,6 +78,7 @@ _TILES: dict[str, tuple[dict[int, LinearTile], ...]] = {
             MANY: LinearTile(128, 64, 8, 3, 264),
         },
     ),
+    "nvfp4": (_NVFP4, _NVFP4, _NVFP4),
     "fp8": (
         {**_FEW, 64: LinearTile(128, 64, 8, 3, 264), MANY: LinearTile(128, 64, 8, 3, 264)},
         {**_FEW, 64: LinearTile(64, 64, 4, 3, 264), MANY: LinearTile(64, 64, 4, 3, 264)},

@@ -71,7 +71,7 @@ class Fp8Matrix(QuantisedMatrix):
     def _rounded(self, x: Tensor) -> Tensor:
         return e4m3_precision(x) if self.rounds_inputs else x
 
-    def _held(self) -> Fp8Pairs:
+    def held(self) -> Fp8Pairs:
         return Fp8Pairs(self.weight, self.scale, self.columns, self.scale_rows, self.rounds_inputs)
 
     def _row_scales(self) -> Tensor:

@@ -94,7 +94,7 @@ class Int4Matrix(QuantisedMatrix):
         if tiles.zero_points is not None:
             self.zero_point = frozen(tiles.zero_points)
 
-    def _held(self) -> Int4Tiles:
+    def held(self) -> Int4Tiles:
         return Int4Tiles(self.packed, self.scale, self.zero_point, self.columns)
 
     def _put_in_order(self, places: nn.Parameter) -> None:

@@ -69,7 +69,7 @@ class StoredMatrix(nn.Module):
         if not x.shape[0]:
             return x.new_empty((0, self.rows))
         ends = {"gated": gated, "split": split and product.choice.ends.split}
-        return product.multiply(x, self._held(), **{name: True for name, asked in ends.items() if asked})
+        return product.multiply(x, self.held(), **{name: True for name, asked in ends.items() if asked})
 
     def _ordered(self, x: Tensor) -> Tensor:
         """Inputs in the order of the matrix's columns."""
@@ -79,7 +79,7 @@ class StoredMatrix(nn.Module):
         """Inputs as the format's kernels round them."""
         return x
 
-    def _held(self) -> object:
+    def held(self) -> object:
         """The parameters as kernels take them."""
         raise NotImplementedError
 
@@ -112,7 +112,7 @@ class StoredMatrix(nn.Module):
         x = self._ordered(x)
         if product is None or product.multiply is None:
             return self.products.elements.grouped(x, self.dense(), ends)
-        return product.multiply(x, self._held(), ends, **fused)
+        return product.multiply(x, self.held(), ends, **fused)
 
     def dense(self) -> Tensor:
         """The elements in the compute dtype, each rounded once: the parameter where it is that, else scratch, which
@@ -151,7 +151,7 @@ class DenseMatrix(StoredMatrix):
     def dense(self) -> Tensor:
         return self.weight
 
-    def _held(self) -> Tensor:
+    def held(self) -> Tensor:
         return self.weight
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from modelserve.model.weight_format import NVFP4_GROUP, Layout, MatrixFormat
-from modelserve_worker.layers.stored.matrix import QuantisedMatrix
+from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles, repack_nvfp4
+from modelserve_worker.layers.stored.matrix import QuantisedMatrix, frozen
 
 # An element of four bits, s e e m, lies behind four zeros in a signed byte. Widened to the bits of the compute type and
 # shifted, its exponent and mantissa are the lowest of those and its sign is above them, repeated: what is masked is a
@@ -65,3 +66,13 @@ class Nvfp4Matrix(QuantisedMatrix):
         self.row_scale.copy_(self._by_row(scales).reshape(self.row_scale.shape))
         self.scale.view(torch.uint8).bitwise_and_(0x7F)  # the one with a sign that is let in is zero
         self.repack()
+
+    def repack(self) -> None:
+        if not self.on_kernels:
+            return
+        tiles = repack_nvfp4(self.packed, self.scale, self.row_scale.squeeze(-1))
+        self.packed, self.scale = frozen(tiles.words), frozen(tiles.scales)
+        self.row_scale = frozen(tiles.row_scales)
+
+    def held(self) -> Nvfp4Tiles:
+        return Nvfp4Tiles(self.packed, self.scale, self.row_scale, self.columns)

@@ -17,8 +17,13 @@
 // stages in flight. It asks for weights before the kernel ahead has ended: they depend on none.
 //
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; GROUPS, and blocks of inputs in a stage; ROWS: of x at most, 1 or 2; SCALES: of a row in 256
-// inputs, 8, 4, 2 or 1; TILES: of 256 inputs that x has, or a part of it; GATED: whether the second half of a tile holds the
-// rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1; STAGES.
+// inputs, 8, 4, 2 or 1, of NVFP4 16; TILES: of 256 inputs that x has, or a part of it; GATED: whether the second half of a tile holds the
+// rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1; STAGES; NVFP4: whether
+// elements are e2m1, with scales of a byte, and rows have scales of their own.
+
+#ifndef NVFP4
+#define NVFP4 0
+#endif
 
 #include "pipeline.cuh"
 #include "integer_products_sm90.cuh"
@@ -30,7 +35,7 @@ constexpr int CONSUMERS = GROUPS * GROUP;  // threads
 constexpr int HALF_ROWS = OUTPUTS / 2;     // of the matrix, in each half of a tile
 constexpr int HALF_BYTES = HALF_ROWS * 128;  // of a block; all blocks of the first half come before the second's
 constexpr int HALF_STAGE = GROUPS * HALF_BYTES;
-constexpr int SCALE_BYTES = SCALES * HALF_ROWS * 2;  // of a half of a block
+constexpr int SCALE_BYTES = SCALES * HALF_ROWS * (NVFP4 ? 1 : 2);  // of a half of a block
 constexpr int SCALE_STAGE = (GROUPS * SCALE_BYTES + 127) / 128 * 128;
 constexpr int SCALES_AT = 2 * HALF_STAGE;
 constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * SCALE_BYTES;
@@ -38,7 +43,7 @@ constexpr int STAGE_BYTES = (SCALES_AT + 2 * SCALE_STAGE + 1023) / 1024 * 1024;
 constexpr int PLANE_BYTES = ROWS * 64;     // of x: 32 high bytes and 32 low ones of each row
 constexpr int X_AT = STAGES * STAGE_BYTES;
 constexpr int UNITS_AT = X_AT + TILES * PLANES * PLANE_BYTES;
-constexpr int SUMS_AT = UNITS_AT + TILES * PLANES * ROWS * (int)sizeof(Unit);
+constexpr int SUMS_AT = UNITS_AT + TILES * PLANES * ROWS * 8;  // a unit takes eight bytes at most
 constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * 16;
 
 static_assert(STAGES >= 2, "a stage is held until the next has come");
@@ -52,78 +57,29 @@ struct Rows {
   int rows, inputs, stride;
 };
 
-// What the threads that multiply make of inputs from `first` on, for all groups.
-__device__ __forceinline__ void make_integers(unsigned char* memory, const Rows& of, int first) {
-  constexpr int PIECES = TILES * PLANES * 4;  // of eight inputs, in a row
-  constexpr int TOGETHER = 4;                 // loads of a thread that are under way
-  for (int from = 0; from < of.rows * PIECES; from += TOGETHER * CONSUMERS) {
-    uint4 loaded[TOGETHER];
-#pragma unroll
-    for (int each = 0; each < TOGETHER; each++) {
-      const int number = from + each * CONSUMERS + threadIdx.x, row = number / PIECES;
-      const int input = first + number % PIECES * 8;
-      loaded[each] = make_uint4(0, 0, 0, 0);
-      if (row < of.rows && input < of.inputs)
-        loaded[each] = __ldcg((const uint4*)(of.x + (long long)row * of.stride + input));
-    }
-#pragma unroll
-    for (int each = 0; each < TOGETHER; each++) {
-      const int number = from + each * CONSUMERS + threadIdx.x, row = number / PIECES;
-      const int plane = number % PIECES / 4, quarter = number % 4;
-      const Integers integers = integers_of(loaded[each]);
-      if (row >= of.rows) continue;
-      unsigned char* to = memory + X_AT + plane * PLANE_BYTES + row * 64 + quarter * 8;
-      *(uint2*)to = integers.high;
-      *(uint2*)(to + 32) = integers.low;
-      // Elements of every other plane are the upper nibbles of bytes, sixteen times as large.
-      if (quarter == 0)
-        ((Unit*)(memory + UNITS_AT))[plane * ROWS + row] = {integers.unit * (plane % 2 ? 0.0625f : 1.0f),
-                                                            (float)integers.sum * -8.0f * integers.unit};
-    }
-  }
-}
-
-// sums of outputs n and n + 8 in each half, of row lane % 4.
-__device__ __forceinline__ void consume(float (&sums)[4], const unsigned char* memory, const unsigned char* stage,
-                                        int tile, int group, int warp, int lane) {
-  const int row = 16 * warp + lane / 4, t = lane % 4;
-  u32 bytes[2][2][2][4];  // of halves and outputs: of four inputs and of the next four, four pairs of planes
-#pragma unroll
-  for (int half = 0; half < 2; half++)
-#pragma unroll
-    for (int second = 0; second < 2; second++)
-#pragma unroll
-      for (int four = 0; four < 2; four++)
-        transpose_bytes(bytes[half][second][four], *(const uint4*)(stage + half * HALF_STAGE + group * HALF_BYTES +
-                                                                   piece(row + 8 * second, 2 * t + four)));
-  const unsigned char* x = memory + X_AT + tile * PLANES * PLANE_BYTES + lane / 8 % ROWS * 64 + lane / 4 % 2 * 32 + t * 8;
-  const Unit* units = (const Unit*)(memory + UNITS_AT) + tile * PLANES * ROWS + t % ROWS;
-  const unsigned short* scales = (const unsigned short*)(stage + SCALES_AT + group * SCALE_BYTES) + row;
-#pragma unroll
-  for (int plane = 0; plane < PLANES; plane++) {
-    const uint2 columns = *(const uint2*)(x + plane * PLANE_BYTES);
-    const Unit unit = units[plane * ROWS];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      u32 a[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) a[i] = bytes[half][i % 2][i / 2][plane / 2] & (plane % 2 ? 0xF0F0F0F0 : 0x0F0F0F0F);
-      int products[4];
-      multiply_integers(products, a, columns);
-#pragma unroll
-      for (int second = 0; second < 2; second++) {
-        const float product =
-            (float)(products[2 * second] * 256 + products[2 * second + 1]) * unit.unit + unit.zero;
-        const u32 scale = scales[half * (SCALE_STAGE / 2) + plane / (PLANES / SCALES) * HALF_ROWS + 8 * second];
-        sums[2 * half + second] += __uint_as_float(scale << 16) * product;
-      }
-    }
-  }
-}
+#if NVFP4
+#include "nvfp4_integers_sm90.cuh"
+#else
+#include "int4_integers_sm90.cuh"
+#endif
 
 struct Shape {
   int rows, outputs, second;  // second: rows from a tile's first half to its second
 };
+
+// First output of a thread in a tile.
+__device__ __forceinline__ int first_output(int tile, int warp, int lane) {
+  return tile * (GATED ? HALF_ROWS : OUTPUTS) + 16 * warp + lane / 4;
+}
+
+// Of matrices whose rows have scales.
+__device__ __forceinline__ void scale_rows(float (&sums)[4], const float* row_scales, const Shape& shape, int tile,
+                                           int warp, int lane) {
+  const int last = GATED ? 2 * shape.outputs - 1 : shape.outputs - 1;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    sums[i] *= row_scales[min(first_output(tile, warp, lane) + i % 2 * 8 + i / 2 * shape.second, last)];
+}
 
 __device__ __forceinline__ void store(const float (&sums)[4], Output* output, const Shape& shape, int tile, int warp,
                                       int lane) {
@@ -131,7 +87,7 @@ __device__ __forceinline__ void store(const float (&sums)[4], Output* output, co
   Output* to = output + (long long)(lane % 4) * shape.outputs;
 #pragma unroll
   for (int second = 0; second < 2; second++) {
-    const int n = tile * (GATED ? HALF_ROWS : OUTPUTS) + 16 * warp + lane / 4 + 8 * second, other = n + shape.second;
+    const int n = first_output(tile, warp, lane) + 8 * second, other = n + shape.second;
     if (GATED) {
       if (n < shape.outputs) to[n] = stored(rounded(gelu(rounded(sums[second]))) * rounded(sums[2 + second]));
     } else {
@@ -144,7 +100,11 @@ __device__ __forceinline__ void store(const float (&sums)[4], Output* output, co
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     integer_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap scales,
                  const unsigned short* x, Output* output, int rows, int inputs, int stride, int outputs, int second,
-                 int tiles, int parts, int stages) {
+                 int tiles, int parts, int stages
+#if NVFP4
+                 , const float* row_scales
+#endif
+                 ) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -171,7 +131,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
         for (int half = 0; half < 2; half++) {
           const int row = tile * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
           load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, (first + at) * GROUPS);
-          load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, (first + at) * GROUPS);
+          // Scales of a byte are copied two at a time.
+          load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, NVFP4 ? row / 2 : row, 0,
+                       (first + at) * GROUPS);
         }
       }
     }
@@ -186,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
   float4* exchanged = (float4*)(memory + SUMS_AT);
   Ring<STAGES> ring;
   Held held;
+  const Tables tables;
   int made = -1;  // the part of which x is there
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int part = SPLIT ? item % parts : 0;
@@ -199,9 +162,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     for (int at = 0; at < stages; at++) {
       barriers.wait_full(ring);
       held.exchange(barriers.empty(ring.place));
-      consume(sums, memory, memory + ring.place * STAGE_BYTES, at * GROUPS + group, group, warp % (GROUP / 32), lane);
+      consume(sums, memory, memory + ring.place * STAGE_BYTES, at * GROUPS + group, group, warp % (GROUP / 32), lane,
+              tables);
       ring.advance();
     }
+    all_groups(sums);
     if (group != 0) {
       if (item != blockIdx.x) barrier_sync(SUMS_FREE, CONSUMERS);
       exchanged[(group - 1) * GROUP + thread] = make_float4(sums[0], sums[1], sums[2], sums[3]);
@@ -214,6 +179,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
       const float4 value = exchanged[other * GROUP + thread];
       sums[0] += value.x, sums[1] += value.y, sums[2] += value.z, sums[3] += value.w;
     }
+#if NVFP4
+    scale_rows(sums, row_scales, shape, SPLIT ? item / parts : item, warp % (GROUP / 32), lane);
+#endif
     store(sums, output + (long long)part * rows * outputs, shape, SPLIT ? item / parts : item, warp, lane);
     // After the stores, which need all that was read above: to arrive does not wait for reads on their way.
     if (GROUPS > 1 && item + gridDim.x < items) barrier_arrive(SUMS_FREE, CONSUMERS);

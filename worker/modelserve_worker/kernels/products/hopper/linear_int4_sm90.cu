@@ -1,4 +1,4 @@
-// Products with an INT4 matrix and more than a few rows of x, for compute capability 9.0: output [rows, outputs] = x W^T.
+// Products with an INT4 or NVFP4 matrix and more than a few rows of x, for compute capability 9.0: output [rows, outputs] = x W^T.
 //
 // The matrix is the left operand of warpgroups' products, from registers: an element is unpacked, scaled and rounded to
 // bfloat16 once for COLUMNS rows of x. A CTA's tile is 128 outputs, 64 for each of two warpgroups; a cluster of two CTAs
@@ -11,14 +11,22 @@
 // they were made first and are wanted last. SPLIT: items are whole, output is [parts, rows, outputs] float32, and
 // whoever reads it adds the parts.
 //
-// Whoever compiles defines COLUMNS: 64, 128, 192 or 256; SCALES of a row in a block: 8, 4, 2 or 1; GATED: whether a
+// Whoever compiles defines COLUMNS: 64, 128, 192 or 256; NVFP4: whether elements are e2m1, with scales of a byte, and rows
+// have scales of their own; SCALES of a row in a block: 8, 4, 2 or 1, of NVFP4 16; GATED: whether a
 // tile has 64 rows of each half of the matrix, and the output is gelu(first) * second; SPLIT; W_STAGES and X_STAGES.
 
+#ifndef NVFP4
+#define NVFP4 0
+#endif
+
+#if NVFP4
+#include "nvfp4_elements_sm90.cuh"
+#else
 #include "int4_elements_sm90.cuh"
+#endif
 #include "tile_sums_sm90.cuh"
 
 constexpr int PLANES = 8;                                            // of 32 inputs, in a block
-constexpr int PLANES_OF_SCALE = PLANES / SCALES;
 constexpr int X_BOXES = COLUMNS > 128 ? 1 : COLUMNS == 128 ? 2 : 4;  // of 64 inputs, in a stage of x
 constexpr int X_PLANES = 2 * X_BOXES;
 constexpr int X_BOX_BYTES = COLUMNS * 128;
@@ -26,7 +34,7 @@ constexpr int X_STAGE_BYTES = X_BOXES * X_BOX_BYTES;
 constexpr int HALVES = GATED ? 2 : 1;                                // of a tile, from two places of the matrix
 constexpr int HALF_ROWS = OUTPUTS / HALVES;
 constexpr int WORD_BYTES = OUTPUTS * 128;
-constexpr int SCALE_BYTES = SCALES * OUTPUTS * 2;
+constexpr int SCALE_BYTES = SCALES * OUTPUTS * (NVFP4 ? 1 : 2);
 constexpr int W_STAGE_BYTES = (WORD_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
 constexpr int X_AT = W_STAGES * W_STAGE_BYTES;
 constexpr int STAGED_AT = X_AT + X_STAGES * X_STAGE_BYTES;
@@ -52,34 +60,78 @@ struct Reader {
   }
 };
 
-__device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& reader, const unsigned char* memory) {
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  constexpr int SECOND = GATED ? HALF_ROWS : 8, SECOND_SCALE = GATED ? SCALES * HALF_ROWS : 8;
-  const Stages<W_STAGES> barriers = word_barriers(reader.shared);
-  barriers.wait_full(reader.words);
-  const unsigned char* words = memory + reader.words.place * W_STAGE_BYTES;
-  const unsigned short* scales = (const unsigned short*)(words + WORD_BYTES) + reader.row;
+// The second row of a thread: from the first one, and its scales from that one's.
+constexpr int SECOND = GATED ? HALF_ROWS : 8, SECOND_SCALE = GATED ? SCALES * HALF_ROWS : 8;
+
+// A thread's share of a block of the matrix: of both rows the inputs 8 i + 2 t and the next of each plane.
+struct Block {
+  const unsigned char* scales;
+#if NVFP4
+  u32 words[2][8];
+
+  __device__ __forceinline__ void read(const unsigned char* stage, int row, int t) {
+    scales = stage + WORD_BYTES + row;
+#pragma unroll
+    for (int second = 0; second < 2; second++)
+#pragma unroll
+      for (int four = 0; four < 2; four++) {
+        const int piece = (2 * t + four) ^ (row % 8);
+        const uint4 loaded = *(const uint4*)(stage + (row + second * SECOND) * 128 + piece * 16);
+        u32* to = words[second] + 4 * four;
+        to[0] = loaded.x, to[1] = loaded.y, to[2] = loaded.z, to[3] = loaded.w;
+      }
+  }
+  // The operands of a plane's two products.
+  __device__ __forceinline__ void operands(u32 (&a)[8], int plane) const {
+#pragma unroll
+    for (int step = 0; step < 2; step++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        const u32 scale = nvfp4_scale(scales[(2 * plane + step) * HALF_ROWS + second * SECOND_SCALE]);
+#pragma unroll
+        for (int pair = 2 * step; pair < 2 * step + 2; pair++)
+          a[2 * pair + second] = nvfp4_pair(words[second][plane], pair, scale);
+      }
+  }
+#else
+  static constexpr int PLANES_OF_SCALE = PLANES / SCALES;
   u32 halves[2][4][2];  // of two rows, of neighbours in a plane, of nibbles 0 to 3 and 4 to 7
+  u32 scale[2];
+
+  __device__ __forceinline__ void read(const unsigned char* stage, int row, int t) {
+    scales = stage + WORD_BYTES + 2 * row;
 #pragma unroll
-  for (int second = 0; second < 2; second++)
+    for (int second = 0; second < 2; second++)
 #pragma unroll
-    for (int quarter = 0; quarter < 4; quarter++) {
-      const int piece = (2 * quarter + t / 2) ^ (reader.row % 8);
-      const uint2 both = *(const uint2*)(words + (reader.row + second * SECOND) * 128 + piece * 16 + t % 2 * 8);
-      halves[second][quarter][0] = __byte_perm(both.x, both.y, 0x5410);
-      halves[second][quarter][1] = __byte_perm(both.x, both.y, 0x7632);
-    }
-  u32 a[2][8], scale[2], stage;
-#pragma unroll
-  for (int plane = 0; plane < PLANES; plane++) {
+      for (int quarter = 0; quarter < 4; quarter++) {
+        const int piece = (2 * quarter + t / 2) ^ (row % 8);
+        const uint2 both = *(const uint2*)(stage + (row + second * SECOND) * 128 + piece * 16 + t % 2 * 8);
+        halves[second][quarter][0] = __byte_perm(both.x, both.y, 0x5410);
+        halves[second][quarter][1] = __byte_perm(both.x, both.y, 0x7632);
+      }
+  }
+  __device__ __forceinline__ void operands(u32 (&a)[8], int plane) {
     if (plane % PLANES_OF_SCALE == 0)
 #pragma unroll
       for (int second = 0; second < 2; second++)
-        scale[second] =
-            __byte_perm(scales[plane / PLANES_OF_SCALE * HALF_ROWS + second * SECOND_SCALE], 0, 0x1010);
+        scale[second] = __byte_perm(
+            ((const unsigned short*)scales)[plane / PLANES_OF_SCALE * HALF_ROWS + second * SECOND_SCALE], 0, 0x1010);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      a[plane % 2][i] = element_pair(halves[i % 2][i / 2][plane / 4] >> plane % 4 * 4, scale[i % 2]);
+      a[i] = element_pair(halves[i % 2][i / 2][plane / 4] >> plane % 4 * 4, scale[i % 2]);
+  }
+#endif
+};
+
+__device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& reader, const unsigned char* memory) {
+  const Stages<W_STAGES> barriers = word_barriers(reader.shared);
+  barriers.wait_full(reader.words);
+  Block block;
+  block.read(memory + reader.words.place * W_STAGE_BYTES, reader.row, threadIdx.x % 4);
+  u32 a[2][8], stage;
+#pragma unroll
+  for (int plane = 0; plane < PLANES; plane++) {
+    block.operands(a[plane % 2], plane);
     Ring<X_STAGES>& x = reader.x;
     if (plane % X_PLANES == 0) {
       x_barriers(reader.shared).wait_full(x);
@@ -102,7 +154,7 @@ __device__ __forceinline__ void multiply_block(float (&sums)[SUMS], Reader& read
 }
 
 __device__ __forceinline__ void consume(const Work& work, unsigned char* memory, void* output, float4* partial,
-                                        int* arrivals, int cluster) {
+                                        int* arrivals, int cluster, const float* row_scales) {
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
   int half = 0;
   Reader reader;
@@ -127,6 +179,9 @@ __device__ __forceinline__ void consume(const Work& work, unsigned char* memory,
         continue;
       }
       if (count < work.blocks) add_partial_sums(sums, partial, arrivals, work, cluster, (item + 1) * work.blocks);
+#if NVFP4
+      scale_rows(sums, row_scales, work, work.tile(item));
+#endif
       store(sums, output, work, memory + STAGED_AT + warpgroup * STAGED_BYTES, half, work.tile(item),
             work.slice(item));
     }
@@ -157,8 +212,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
     linear_int4(const __grid_constant__ TensorMap words, const __grid_constant__ TensorMap scales,
                 const __grid_constant__ TensorMap inputs, void* output, float4* partial, int* arrivals, int rows,
                 int outputs, int second, int pairs, int slices, int together, int blocks, int items, int waves,
-                int clusters, int grain) {  // second: rows of the matrix from its first half to its second
+                int clusters, int grain
+#if NVFP4
+                , const float* row_scales
+#endif
+                ) {  // second: rows of the matrix from its first half to its second
   extern __shared__ __align__(1024) unsigned char memory[];
+#if !NVFP4
+  const float* row_scales = nullptr;
+#endif
   const u32 shared = shared_address(memory);
   const int cluster = blockIdx.x / CLUSTER, rank = (int)cluster_rank();
   const Work work = {rows, outputs, pairs, slices, together, blocks, items, waves, clusters, grain};
@@ -186,7 +248,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
           const int row = work.tile(item) * HALF_ROWS + half * second;
-          load_own_box(map, to + half * bytes / HALVES, barrier, warp == 0 ? 0 : row, warp == 0 ? row : 0, at);
+          // Scales of a byte are copied two at a time.
+          load_own_box(map, to + half * bytes / HALVES, barrier, warp == 0 ? 0 : NVFP4 ? row / 2 : row,
+                       warp == 0 ? row : 0, at);
         }
       });
     } else if (warp == 2) {
@@ -205,7 +269,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_prerequisites();  // what is written below may still be read by a kernel ahead
-    consume(work, memory, output, partial, arrivals, cluster);
+    consume(work, memory, output, partial, arrivals, cluster, row_scales);
   }
   cluster_sync();  // no CTA ends while another may still write to it
 }

@@ -1,4 +1,4 @@
-"""Products with symmetric INT4 matrices and more than a few rows on Hopper: the launch of `linear_int4_sm90.cu`.
+"""Products with symmetric INT4 or NVFP4 matrices and many rows on Hopper: the launch of `linear_int4_sm90.cu`.
 
 Which cluster sums what depends on rows, matrix and GPU alone, and sums are added in one order: the same rows give the
 same bits.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from torch import Tensor
 
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
-from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import readable
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import nvfp4_maps, readable
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import PARTS, SharedBuffers, busy, empty_product
+from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
 
 CLUSTER = 2  # thread blocks that share their rows of x
 OUTPUTS = 128  # of a tile
@@ -39,6 +41,7 @@ class Int4Kernel:
     scales: int
     gated: bool
     split: bool
+    nvfp4: bool = False
 
     @property
     def x_boxes(self) -> int:
@@ -54,7 +57,7 @@ class Int4Kernel:
     @property
     def shared_bytes(self) -> int:
         words, x = _STAGES[self.columns]
-        word_stage = -(-(OUTPUTS * 128 + OUTPUTS * self.scales * 2) // 1024) * 1024
+        word_stage = -(-(OUTPUTS * 128 + OUTPUTS * self.scales * (1 if self.nvfp4 else 2)) // 1024) * 1024
         staged = 2 * 64 * 128 if self.columns >= 128 else 0
         rings = words * word_stage + x * self.x_boxes * self.columns * 128
         return rings + staged + 2 * (words + x) * _BARRIER_BYTES
@@ -64,7 +67,7 @@ class Int4Kernel:
         words, x = _STAGES[self.columns]
         defines = {
             "COLUMNS": self.columns, "SCALES": self.scales, "GATED": int(self.gated), "SPLIT": int(self.split),
-            "W_STAGES": words, "X_STAGES": x,
+            "W_STAGES": words, "X_STAGES": x, **({"NVFP4": 1} if self.nvfp4 else {}),
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
         return CudaSource("linear_int4_sm90.cu", "linear_int4", "sm_90a", stated, self.shared_bytes)
@@ -123,20 +126,45 @@ def int4_product(
     `gated`: the result is gelu(x W_gate) * (x W_up) [T, N / 2], each rounded as by itself. `split`: it may be float32
     [P, T, N], whose sum over P it is before it is rounded.
     """
-    x = readable(x)
-    rows, inputs = x.shape
     blocks, outputs, _ = matrix.words.shape
-    work = division(rows, outputs, blocks, split=split)
-    kernel = Int4Kernel(work.columns, matrix.scales.shape[1], gated, work.parts > 1)
-    half = OUTPUTS // 2 if gated else OUTPUTS
-    words = tensor_map(
+    scales, half = matrix.scales.shape[1], OUTPUTS // 2 if gated else OUTPUTS
+    words_map = tensor_map(
         matrix.words.data_ptr(), (_BOX_INPUTS, outputs, blocks), (128, 128 * outputs), (_BOX_INPUTS, half, 1),
         promoted=False,
     )  # fmt: skip
-    scales = tensor_map(
-        matrix.scales.data_ptr(), (outputs, kernel.scales, blocks), (2 * outputs, 2 * kernel.scales * outputs),
-        (half, kernel.scales, 1), swizzled=False, promoted=False,
+    scales_map = tensor_map(
+        matrix.scales.data_ptr(), (outputs, scales, blocks), (2 * outputs, 2 * scales * outputs),
+        (half, scales, 1), swizzled=False, promoted=False,
     )  # fmt: skip
+    return _product(x, words_map, scales_map, division(len(x), outputs, blocks, split=split), outputs, shared,
+                    scales=scales, gated=gated)  # fmt: skip
+
+
+def nvfp4_product(
+    x: Tensor, matrix: Nvfp4Tiles, *, shared: SharedBuffers, gated: bool = False, split: bool = False
+) -> Tensor:
+    """The same with an NVFP4 matrix."""
+    blocks, outputs, _ = matrix.words.shape
+    words, scales = nvfp4_maps(matrix, OUTPUTS // 2 if gated else OUTPUTS, 1)
+    return _product(x, words, scales, division(len(x), outputs, blocks, split=split), outputs, shared,
+                    scales=GROUPS, gated=gated, row_scales=matrix.row_scales)  # fmt: skip
+
+
+def _product(
+    x: Tensor,
+    words: Any,
+    scales_map: Any,
+    work: Division,
+    outputs: int,
+    shared: SharedBuffers,
+    *,
+    scales: int,
+    gated: bool,
+    row_scales: Tensor | None = None,
+) -> Tensor:
+    x = readable(x)
+    rows, inputs = x.shape
+    kernel = Int4Kernel(work.columns, scales, gated, work.parts > 1, nvfp4=row_scales is not None)
     x_map = tensor_map(
         x.data_ptr(), (_BOX_INPUTS, rows, inputs // _BOX_INPUTS), (2 * x.stride(0), 2 * _BOX_INPUTS), kernel.x_box
     )
@@ -150,8 +178,9 @@ def int4_product(
     launch(
         kernel.source, grid=(work.clusters * CLUSTER, 1), threads=THREADS,
         arguments=(
-            (words, None), (scales, None), (x_map, None), pointer(output), pointer(sums.parts),
+            (words, None), (scales_map, None), (x_map, None), pointer(output), pointer(sums.parts),
             pointer(sums.arrivals), *((number, ctypes.c_int) for number in numbers),
+            *(() if row_scales is None else (pointer(row_scales),)),
         ),
     )  # fmt: skip
     return output

@@ -9,15 +9,20 @@
 //
 // EXPERTS: the matrix is one of many, those that rows of x chose. All rows are multiplied by each that one of them chose.
 // GATED stores all these products, [chosen experts, rows, outputs], and what is not gated reads x as that and stores the
-// products of those rows that chose, by slot. Choices are read before the kernel ahead has ended: they must be older.
+// products of those rows that chose, by slot. Choices are read before the kernel ahead has ended: they must be older; by
+// NVFP4, in front of which nothing settles, after it.
 //
 // SETTLES: the next kernel starts only when this one knows that the kernel ahead has ended. Whatever starts behind this
 // one then finds all complete that came before it (dependent_launch.py).
 //
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4:
-// 0, or the scales of a row in 256 inputs (8, 4, 2, 1); FP8, EXPERTS, SETTLES: 0 or 1; ROUNDS: of FP8, whether x is rounded to the
+// 0, or the scales of a row in 256 inputs (8, 4, 2, 1, of NVFP4 16); NVFP4, of INT4: whether elements are e2m1, with scales of a byte; FP8, EXPERTS, SETTLES: 0 or 1; ROUNDS: of FP8, whether x is rounded to the
 // precision of e4m3 as it is read; GATED: whether the second half of a tile holds the rows that those of the first, after GELU, are
 // multiplied with; SPLIT: 0 or 1.
+
+#ifndef NVFP4
+#define NVFP4 0
+#endif
 
 #include "pipeline.cuh"
 #include "chosen_experts_sm90.cuh"
@@ -33,7 +38,7 @@ constexpr int HALF_BYTES = HALF_ROWS * 128;   // of a block; all blocks of the f
 constexpr int HALF_STAGE = GROUPS * HALF_BYTES;
 constexpr int X_BOX_BYTES = ROWS * 128;       // 64 inputs of all rows
 constexpr int X_BOXES = INT4 ? 4 : FP8 ? 2 : 1;    // of a block
-constexpr int SCALE_BYTES = INT4 * HALF_ROWS * 2;  // of a half of a block
+constexpr int SCALE_BYTES = INT4 * HALF_ROWS * (NVFP4 ? 1 : 2);  // of a half of a block
 constexpr int SCALE_STAGE = (GROUPS * SCALE_BYTES + 127) / 128 * 128;
 constexpr int X_AT = 2 * HALF_STAGE;
 constexpr int SCALES_AT = X_AT + GROUPS * X_BOXES * X_BOX_BYTES;
@@ -47,7 +52,7 @@ constexpr int CHOSEN_AT = BARRIERS_AT + Stages<STAGES>::BYTES;
 
 static_assert(STAGES >= 2, "a stage is held until the next has come");
 static_assert(CHOSEN_AT + EXPERTS * sizeof(ChosenExperts) == SHARED_BYTES, "");
-static_assert(!EXPERTS || !(INT4 || FP8 || SPLIT), "");
+static_assert(!EXPERTS || !((INT4 && !NVFP4) || FP8 || SPLIT), "");
 static_assert(FP8 || !ROUNDS, "");
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE };
@@ -59,7 +64,7 @@ __device__ __forceinline__ void load_16(u32 (&to)[4], const unsigned char* from)
 
 // Row of x that a column of eight is. INT4 lanes read x themselves: neighbours, four rows apart, meet in no bank.
 __device__ __forceinline__ int row_of_column(int column) {
-  return INT4 ? column / 2 + column % 2 * 4 : column;
+  return INT4 && !NVFP4 ? column / 2 + column % 2 * 4 : column;
 }
 
 #if FP8
@@ -152,11 +157,24 @@ __device__ __forceinline__ void consume(float (&sums)[SUMS][4], const unsigned c
   }
 }
 
+#elif NVFP4
+
+#include "nvfp4_rows_sm90.cuh"
+
 #else
 
 #include "int4_rows_sm90.cuh"
 
 #endif
+
+// What sums are multiplied by, where rows have scales.
+__device__ __forceinline__ float row_scale(float scale) {
+#if NVFP4
+  return scale * PRODUCT_UNIT;
+#else
+  return scale;
+#endif
+}
 
 struct Shape {
   int rows, outputs, second, last;  // second: rows from a tile's first half to its second; last: of the matrix
@@ -170,8 +188,8 @@ __device__ __forceinline__ void store(float (&sums)[SUMS][4], Output* output, co
   for (int i = 0; i < 4; i++) {
     const int column = 16 * warp + lane / 4 + i / 2 * 8;
     const int n = tile * (GATED ? HALF_ROWS : OUTPUTS) + column, other = n + shape.second;
-    if (FP8) {
-      const float first = row_scales[min(n, shape.last)], second = row_scales[min(other, shape.last)];
+    if (FP8 || NVFP4) {
+      const float first = row_scale(row_scales[min(n, shape.last)]), second = row_scale(row_scales[min(other, shape.last)]);
 #pragma unroll
       for (int block = 0; block < BLOCKS; block++) sums[block][i] *= first, sums[BLOCKS + block][i] *= second;
     }
@@ -214,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     barriers.init(1, CONSUMERS / 32);
     mbarrier_init_fence();
   }
+  if (EXPERTS && NVFP4) wait_for_prerequisites();
   if (EXPERTS && warp == CONSUMERS / 32) chosen.list(choices, rows * top_k, top_k, experts);
   __syncthreads();
   // An item is a tile of one part of the inputs, or of one expert.
@@ -240,9 +259,14 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         int row = tile_of(place.item) * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
-        if (EXPERTS) row += chosen.expert[place.item / tiles] * outputs * (1 + GATED);
-        load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, block_of(place));
-        if (INT4) load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, row, 0, block_of(place));
+        int block = block_of(place);
+        // The blocks of an expert's inputs, of NVFP4 `parts`, follow those of the expert before; x has nothing past them.
+        if (EXPERTS && NVFP4) block += chosen.expert[place.item / tiles] * parts;
+        if (EXPERTS && !NVFP4) row += chosen.expert[place.item / tiles] * outputs * (1 + GATED);
+        load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, block);
+        // Scales of a byte are copied two at a time.
+        if (INT4)
+          load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, NVFP4 ? row / 2 : row, 0, block);
       }
     };
     auto load_inputs = [&](const Place& place) {
@@ -306,7 +330,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     // Of parts and of gated experts' outputs, the one that the sums are of.
     const int part = EXPERTS && GATED ? item / tiles : SPLIT ? item % parts : 0;
     if (EXPERTS && !GATED) shape.slots = chosen.slot[item / tiles];
-    store(sums, output + (long long)part * rows * outputs, row_scales, shape, tile_of(item), warp, lane);
+    const float* scales_of_rows = row_scales;
+    if (EXPERTS && NVFP4) scales_of_rows += (long long)chosen.expert[item / tiles] * outputs * (1 + GATED);
+    store(sums, output + (long long)part * rows * outputs, scales_of_rows, shape, tile_of(item), warp, lane);
     // After the stores, which need all that was read above: to arrive does not wait for reads on their way.
     if (item + gridDim.x < items) barrier_arrive(SUMS_FREE, CONSUMERS);
   }

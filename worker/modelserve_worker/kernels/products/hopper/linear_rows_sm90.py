@@ -7,6 +7,7 @@ matrix and the GPU alone, and sums are added in one order: the same rows give th
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +22,7 @@ from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.products.fp8_linear_triton import rounded_precision
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import PARTS, busy, empty_product
+from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
 
 ROWS = (8, 16, FEW_ROWS)  # rows of x that a compiled kernel takes at most
 TILES = (128, 64, 32)  # rows of the matrix
@@ -37,8 +39,8 @@ NO_CHOICES = (pointer(None), (0, ctypes.c_int), (0, ctypes.c_int))
 class RowsKernel:
     """One compilation: `tile` rows of the matrix times up to `rows` rows.
 
-    Its format: FP8, of which `rounds` rounds x to the precision of e4m3, INT4 with `int4_scales` for 256 inputs, or
-    bfloat16. `parts` of the inputs are multiplied apart.
+    Its format: FP8, of which `rounds` rounds x to the precision of e4m3, INT4 with `int4_scales` for 256 inputs, which
+    `nvfp4` has as elements of e2m1 and scales of a byte, or bfloat16. `parts` of the inputs are multiplied apart.
     `experts`: of many matrices those that rows chose. `settles`: what starts behind it finds all complete before it.
     """
 
@@ -51,6 +53,7 @@ class RowsKernel:
     experts: bool = False
     settles: bool = False
     rounds: bool = False
+    nvfp4: bool = False
 
     @property
     def blocks(self) -> int:
@@ -71,7 +74,8 @@ class RowsKernel:
     def stage_bytes(self) -> int:
         """Weights, inputs and scales."""
         x = self.blocks * self.x_boxes * 128 * self.rows
-        scales = 2 * -(-self.blocks * self.tile * self.int4_scales // 128) * 128
+        of_half = self.blocks * self.tile // 2 * self.int4_scales * (1 if self.nvfp4 else 2)
+        scales = 2 * -(-of_half // 128) * 128
         return -(-(self.consumers * 128 + x + scales) // 1024) * 1024
 
     @property
@@ -97,6 +101,7 @@ class RowsKernel:
             "OUTPUTS": self.tile, "ROWS": self.rows, "INT4": self.int4_scales, "FP8": int(self.fp8),
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
             "EXPERTS": int(self.experts), "SETTLES": int(self.settles), "ROUNDS": int(self.rounds),
+            **({"NVFP4": 1} if self.nvfp4 else {}),
         }  # fmt: skip
         entry = "chosen_rows" if self.experts else "linear_rows"
         stated = tuple(f"{name}={value}" for name, value in defines.items())
@@ -114,6 +119,7 @@ def kernel_for(
     split: bool = False,
     settles: bool = False,
     rounds: bool = False,
+    nvfp4: bool = False,
 ) -> RowsKernel:
     """The division that gives most multiprocessors work.
 
@@ -142,7 +148,7 @@ def kernel_for(
         tile = max(ONE_TURN_TILES, key=used)
     else:
         tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
-    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds)
+    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds, nvfp4=nvfp4)
 
 
 def readable(x: Tensor) -> Tensor:
@@ -177,6 +183,28 @@ def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool 
         swizzled=False, promoted=False,
     )  # fmt: skip
     return _product(x, words, scale_map, kernel, matrix_rows=rows, blocks=tiles)
+
+
+def nvfp4_rows(x: Tensor, matrix: Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+    """The same with an NVFP4 matrix."""
+    tiles, rows, _ = matrix.words.shape
+    kernel = kernel_for(x.shape[0], rows, int4_scales=GROUPS, gated=gated, split=split, nvfp4=True)
+    words, scales = nvfp4_maps(matrix, kernel.tile // 2, kernel.blocks)
+    return _product(x, words, scales, kernel, matrix_rows=rows, blocks=tiles, row_scales=matrix.row_scales)
+
+
+def nvfp4_maps(matrix: Nvfp4Tiles, rows: int, blocks: int) -> tuple[Any, Any]:
+    """Of words and scales: boxes of so many rows of `blocks` tiles. Two scales look like an element of bfloat16."""
+    *experts, tiles, outputs, _ = matrix.words.shape
+    tiles *= math.prod(experts)  # those of an expert behind those of the one before
+    words = tensor_map(
+        matrix.words.data_ptr(), (INPUTS, outputs, tiles), (128, 128 * outputs), (INPUTS, rows, blocks), promoted=False
+    )
+    scales = tensor_map(
+        matrix.scales.data_ptr(), (outputs // 2, GROUPS, tiles), (outputs, GROUPS * outputs),
+        (rows // 2, GROUPS, blocks), swizzled=False, promoted=False,
+    )  # fmt: skip
+    return words, scales
 
 
 def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:

@@ -1,5 +1,5 @@
 // Sums of warpgroups on their way from products to the output, for linear_int4_sm90.cu, which says what the words mean.
-// Whoever includes it defines COLUMNS (of a product: 64, 128, 192 or 256), GATED and SPLIT.
+// Whoever includes it defines COLUMNS (of a product: 64, 128, 192 or 256), GATED, SPLIT and NVFP4.
 
 #pragma once
 
@@ -78,6 +78,20 @@ struct Work {
     return item % (pairs * together) / min(together, slices - group * together) * CLUSTER + (int)cluster_rank();
   }
 };
+
+#if NVFP4
+// Rows have scales. A thread's sums are of rows as `store` says.
+__device__ __forceinline__ void scale_rows(float (&sums)[SUMS], const float* row_scales, const Work& work, int tile) {
+  const int warp = threadIdx.x / 32, last = GATED ? 2 * work.outputs - 1 : work.outputs - 1;
+  const int first = tile * (GATED ? OUTPUTS / 2 : OUTPUTS) + warp * (GATED ? 8 : 16) + threadIdx.x % 32 / 4;
+  float scale[2];
+#pragma unroll
+  for (int second = 0; second < 2; second++)
+    scale[second] = row_scales[min(first + second * (GATED ? work.outputs : 8), last)] * PRODUCT_UNIT;
+#pragma unroll
+  for (int i = 0; i < SUMS; i++) sums[i] *= scale[i % 4 / 2];
+}
+#endif
 
 // A thread has outputs n and n + 8 of its warp's 16, or of a gated tile output n of its warp's 8, the second
 // being of the other half of the matrix. `staged` and `half` as `store_part` says.
