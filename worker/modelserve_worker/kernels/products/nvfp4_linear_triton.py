@@ -204,8 +204,9 @@ def nvfp4_dequantise(
 def in_order_of_words(x: Tensor) -> Tensor:
     """x [T, K] -> [T, whole tiles]: of each tile and place of words the inputs that its words have there."""
     past = -x.shape[1] % NVFP4_TILE_INPUTS
-    tiles = (functional.pad(x, (0, past)) if past else x).unflatten(1, (-1, PLANES, 4, LANES, 2))
-    return tiles.permute(0, 1, 3, 5, 4, 2).reshape(len(x), -1)
+    whole = functional.pad(x, (0, past)) if past else x
+    tiles = whole.reshape(len(x), -1, PLANES, 4, LANES, 2)
+    return tiles.permute(0, 1, 3, 5, 4, 2).reshape(whole.shape)
 
 
 def nvfp4_product_with(x: Tensor, tiles: Nvfp4Tiles, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
