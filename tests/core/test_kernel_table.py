@@ -11,7 +11,7 @@ from rank_of import rank_of
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
-from modelserve.model.weight_format import TextLinear, WeightFormat, dense_format, int4
+from modelserve.model.weight_format import ScaleType, TextLinear, WeightFormat, dense_format, int4
 from modelserve.sizing.backends.launches import decode_launches, layer_calls, layer_launches
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation
@@ -110,8 +110,13 @@ def test_31b_on_hopper_by_hand() -> None:
     (89, FP8, [(16, "fp8_product"), (None, "round_inputs library")]),
     (80, FP8, [(None, "fp8_product")]),
     (90, FP8_BLOCK, [(None, "fp8_product")]),
-    (90, INT8, [(128, "int8_product"), (None, "int8_dequantise library " * 4)]),
-    (90, INT8_GROUPS, [(128, "int8_product"), (None, "int8_dequantise library " * 4)]),
+    (90, INT8, [
+        (2, "integer_rows"), (32, "linear_rows"), (128, "int8_product"), (None, "int8_dequantise library " * 4),
+    ]),
+    (90, INT8_GROUPS, [(2, "integer_rows"), (128, "int8_product"), (None, "int8_dequantise library " * 4)]),
+    (90, INT8_GROUPS.model_copy(update={"scale_type": ScaleType.FLOAT32}), [
+        (128, "int8_product"), (None, "int8_dequantise library " * 4),
+    ]),
     (80, INT8, [(1024, "int8_product"), (None, "int8_dequantise library " * 4)]),
     (80, INT8_GROUPS.model_copy(update={"group_size": 256}), [(None, "library " * 3)]),
 ], ids=str)  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
 _ENTRY = """
@@ -23,7 +24,7 @@ static const float* row_scales;
 
 static void ahead() { memcpy(x_now, x_then, x_bytes); }
 static void body() {
-#if NVFP4
+#if ROW_SCALES
   integer_rows(weights, scales, x_now, output, rows, inputs, inputs, outputs, second, tiles, parts, stages, row_scales);
 #else
   integer_rows(weights, scales, x_now, output, rows, inputs, inputs, outputs, second, tiles, parts, stages);
@@ -34,7 +35,8 @@ static void body() {
 extern "C" int run(unsigned char* words, unsigned char* of_scales, int matrix_rows, int blocks, unsigned short* now,
                    unsigned short* then, int columns, Output* o, int r, int n, int s, int t, int p, int of_stages,
                    int grid, int threads, const float* of_rows) {
-  weights.base = words, weights.row_bytes = 128, weights.block_bytes = 128ll * matrix_rows;
+  weights.base = words, weights.row_bytes = INT8 ? 128ll * blocks : 128;
+  weights.block_bytes = INT8 ? 128 : 128ll * matrix_rows;
   scales.base = of_scales, scales.row_bytes = (NVFP4 ? 1ll : 2ll) * matrix_rows;
   scales.block_bytes = SCALES * scales.row_bytes;
   weights.matrix_rows = matrix_rows, scales.matrix_rows = scales.box_rows = SCALES, row_scales = of_rows;
@@ -58,20 +60,25 @@ def library_of(kernel: IntegerKernel, folder: Path) -> ctypes.CDLL:
 
 
 def product(
-    library: ctypes.CDLL, kernel: IntegerKernel, x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, grid: int
+    library: ctypes.CDLL, kernel: IntegerKernel, x: Tensor, matrix: Int4Tiles | Nvfp4Tiles | Int8Pairs, *, grid: int
 ) -> Tensor:
     """`integer_rows` in so many thread blocks, each of which starts before the kernel ahead has stored x."""
-    blocks, matrix_rows, _ = matrix.words.shape
+    int8, matrix_rows = isinstance(matrix, Int8Pairs), matrix.rows
+    elements = matrix.elements if isinstance(matrix, Int8Pairs) else matrix.words
+    row_scales = (
+        matrix.scales if int8 and not kernel.scales else matrix.row_scales if isinstance(matrix, Nvfp4Tiles) else None
+    )
+    blocks = elements.shape[-1] // 128 if int8 else len(elements)
     outputs, second = (matrix_rows // 2,) * 2 if kernel.gated else (matrix_rows, kernel.tile // 2)
     shape = (len(x), outputs) if kernel.parts == 1 else (kernel.parts, len(x), outputs)
     output = torch.full(shape, torch.nan, dtype=x.dtype if kernel.parts == 1 else torch.float32)
     now, number, pointer = torch.full_like(x, torch.nan), ctypes.c_int, ctypes.c_void_p
     tiles, stages = -(-matrix_rows // kernel.tile), kernel.tiles // kernel.blocks
     left = library.run(
-        pointer(matrix.words.data_ptr()), pointer(matrix.scales.data_ptr()), number(matrix_rows), number(blocks),
+        pointer(elements.data_ptr()), pointer(matrix.scales.data_ptr()), number(matrix_rows), number(blocks),
         pointer(now.data_ptr()), pointer(x.data_ptr()), number(x.shape[1]), pointer(output.data_ptr()),
         *map(number, (len(x), outputs, second, tiles, kernel.parts, stages, grid, kernel.consumers + 32)),
-        pointer(matrix.row_scales.data_ptr() if isinstance(matrix, Nvfp4Tiles) else None),
+        pointer(None if row_scales is None else row_scales.data_ptr()),
     )  # fmt: skip
     assert left == 0, f"{left} threads wait for what never comes"
     return output

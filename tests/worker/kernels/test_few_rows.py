@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plain_products import PlainFp8, PlainInt4, PlainInt8, fp8_elements, int4_elements
+from plain_products import PlainFp8, PlainInt4, PlainInt8, fp8_elements, int4_elements, int8_elements
 from torch import Tensor
 
 from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat, int4
@@ -23,6 +23,7 @@ from modelserve_worker.kernels.products.hopper import (
     linear_rows_sm90,
 )
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored.matrix import StoredMatrix
@@ -64,7 +65,7 @@ def test_every_compilation_has_stages_under_way_within_a_block_of_shared_memory(
 def test_integers_of_x_leave_room_for_stages_under_way(matrix_rows: int, scales: int) -> None:
     """As long as the table of kernels lets x be."""
     for count in INTEGER_ROWS:
-        tiles = max(each for each in range(400) if integer_bytes(count, each) <= INTEGER_BYTES)
+        tiles = max(each for each in range(400) if integer_bytes(count, 256 * each) <= INTEGER_BYTES)
         matrix = Int4Tiles(
             torch.empty(tiles, matrix_rows, 32, dtype=torch.int32, device="meta"),
             torch.empty(tiles, scales, matrix_rows, dtype=BF16, device="meta"), None, tiles * INT4_TILE_INPUTS,
@@ -128,6 +129,12 @@ class Recorded:
     def fp8(self, x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
         return self._product("fp8", x, fp8_elements(matrix, x.dtype), gated, split)
 
+    def int8_fewest(self, x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("int8 integers", x, int8_elements(matrix, x.dtype), gated, split)
+
+    def int8(self, x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+        return self._product("int8", x, int8_elements(matrix, x.dtype), gated, split)
+
     def _product(self, name: str, x: Tensor, weight: Tensor, gated: bool = False, split: bool = False) -> Tensor:
         self.given.append((name, gated, split))
         product = torch.nn.functional.linear(x, weight)
@@ -144,7 +151,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     kernels = Recorded()
     for name, double in (("dense_rows", kernels.dense), ("int4_rows", kernels.int4), ("fp8_rows", kernels.fp8)):
         monkeypatch.setattr(linear_rows_sm90, name, double)
+    monkeypatch.setattr(linear_rows_sm90, "int8_rows", kernels.int8)
     monkeypatch.setattr(integer_rows_sm90, "integer_rows", kernels.int4_fewest)
+    monkeypatch.setattr(integer_rows_sm90, "int8_integer_rows", kernels.int8_fewest)
     monkeypatch.setattr(linear_int4_sm90, "int4_product", kernels.int4_many)
     monkeypatch.setattr(cluster_rows_sm90, "cluster_rows", kernels.dense_many)
     for module, names, reference in (
@@ -162,6 +171,7 @@ def fp8(scales: str) -> WeightFormat:
 
 
 INT8 = WeightFormat(stored=StoredType.INT8, scales="channel")
+INT8_GROUPS = WeightFormat(stored=StoredType.INT8, scales="group", group_size=32, scale_type="float32")
 
 
 def operations(weight_format: WeightFormat | None) -> Operations:
@@ -193,7 +203,7 @@ ACTIVATION_ORDER = int4(32).model_copy(update={"activation_order": True})
 
 @pytest.mark.parametrize(("weight_format", "given"), [
     (None, "dense"), (int4(32), "int4"), (int4(128), "int4"), (ACTIVATION_ORDER, "int4"), (fp8("channel"), "fp8"),
-    (int4(32, symmetric=False), None), (fp8("block"), None), (INT8, None),
+    (int4(32, symmetric=False), None), (fp8("block"), None), (INT8, "int8"), (INT8_GROUPS, None),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(
@@ -208,7 +218,7 @@ def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(
 
     by_kernel = multiplied(few)
     wanted = [(False, True), (False, False), (True, False)]
-    few_given = "int4 integers" if given == "int4" and count <= INTEGER_ROWS[-1] else given
+    few_given = f"{given} integers" if given in ("int4", "int8") and count <= INTEGER_ROWS[-1] else given
     assert recorded.given == ([] if given is None else [(few_given, *each) for each in wanted])
     recorded.given.clear()
     elsewhere = multiplied(torch.cat((few, many)))

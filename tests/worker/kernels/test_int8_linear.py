@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 import numpy as np
@@ -12,6 +13,7 @@ from plain_products import PlainInt8, int8_elements
 from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import INT8_GROUPS, int8_inputs
+from modelserve_worker.kernels.compiling.cuda_kernel import source_file
 from modelserve_worker.kernels.products import int8_linear, int8_linear_triton, linear_tiles
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs, repack_int8
 from modelserve_worker.kernels.products.int8_linear_triton import (
@@ -145,6 +147,16 @@ def test_the_assembly_converts_every_element() -> None:
     expected = torch.from_numpy(words.view(np.int8).reshape(256, 4).copy()).double()
     assert torch.equal(ptx.halves(first), expected[:, 0::2]), seed
     assert torch.equal(ptx.halves(second), expected[:, 1::2]), seed
+    for shift in (0, 8):
+        (found,) = ptx.run(few_rows_assembly(), [words >> np.uint32(shift)], outputs=1)
+        assert torch.equal(ptx.halves(found), expected[:, shift // 8 :: 2]), seed
+
+
+def few_rows_assembly() -> str:
+    """That of `linear_rows_sm90.cu`, with operands as Triton has them."""
+    source = source_file("linear_rows_sm90.cu").read_text()
+    (body,) = re.findall(r"u32 integer_pair\(u32 halves\) \{.*?asm\((.*?):", source, re.DOTALL)
+    return "".join(re.findall(r'"(.*?)"', body)).replace("\\n", "\n").replace("%", "$")
 
 
 @pytest.mark.parametrize(("scale", "group"), [((80, 2), 0), ((79, 1), 0), ((4,), 0), ((80, 4), 64), ((80, 8), 128)])

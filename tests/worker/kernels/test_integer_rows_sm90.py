@@ -3,6 +3,7 @@ tiles, rows, gates, scales, parts, several tiles of a thread block; rows that ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import emulated_integer_rows
@@ -10,14 +11,20 @@ import emulated_kernel
 import pytest
 import torch
 from hopper import on_hopper
-from plain_products import int4_elements, nvfp4_elements
+from plain_products import int4_elements, int8_elements, nvfp4_elements
 from torch import Tensor
 from torch.nn import functional
 
 from modelserve.sizing.weights.quantised_tiles import int4_tiles
 from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import IntegerKernel
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.int8_linear import Int8Pairs, repack_int8
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles, repack_nvfp4
+
+Matrix = Int4Tiles | Nvfp4Tiles | Int8Pairs
+ELEMENTS: dict[type, Callable[..., Tensor]] = {
+    Int4Tiles: int4_elements, Nvfp4Tiles: nvfp4_elements, Int8Pairs: int8_elements,
+}  # fmt: skip
 
 
 def int4(outputs: int, inputs: int, scales: int) -> Int4Tiles:
@@ -33,9 +40,19 @@ def nvfp4(outputs: int, inputs: int) -> Nvfp4Tiles:
     return repack_nvfp4(packed, scale, (torch.rand(outputs) + 0.5) * inputs**-0.5 / 200)
 
 
-def exact(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool) -> Tensor:
-    elements = nvfp4_elements if isinstance(matrix, Nvfp4Tiles) else int4_elements
-    product = x.double() @ elements(matrix, torch.float64).t()
+def int8(outputs: int, inputs: int, group: int = 0, dtype: torch.dtype = torch.float32) -> Int8Pairs:
+    """-128 and 127 among them, in one row all the way; scales of groups with and without a sign."""
+    elements = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+    elements[1] = -128
+    scales = (torch.rand(outputs, inputs // group if group else 1) + 0.5) * inputs**-0.5 / 128
+    if group:
+        scales *= 1 - 2 * (torch.rand(scales.shape) < 0.2).float()
+        scales[2] *= 2.0**-8  # float16 has these less exactly
+    return repack_int8(elements, scales.to(dtype), group)
+
+
+def exact(x: Tensor, matrix: Matrix, *, gated: bool) -> Tensor:
+    product = x.double() @ ELEMENTS[type(matrix)](matrix, torch.float64).t()
     if not gated:
         return product
     gate, up = product.bfloat16().double().chunk(2, dim=-1)
@@ -54,16 +71,21 @@ def exact(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool) -> Tensor:
         (64, 16, False, 1, 208, 1728, 2),  # NVFP4
         (128, 16, False, 3, 256, 1536, 4),
         (96, 16, True, 1, 192, 1024, 1),
+        (64, 0, False, 1, 200, 1088, 2),  # INT8
+        (128, 0, False, 3, 256, 1536, 4),
+        (32, 0, True, 1, 128, 1024, 3),
+        (352, 0, True, 1, 352, 512, 1),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 2])
 def test_emulated_near_float64(
     tile: int, scales: int, gated: bool, parts: int, outputs: int, inputs: int, grid: int, rows: int, tmp_path: Path
 ) -> None:
-    matrix = nvfp4(outputs, inputs) if scales == 16 else int4(outputs, inputs, scales)
-    blocks = 1 if tile > 256 else 256 // tile
-    tiles = -(-int4_tiles(inputs) // (blocks * parts)) * blocks
-    kernel = IntegerKernel(tile, blocks, rows, scales, tiles, gated, parts, nvfp4=scales == 16)
+    matrix: Matrix = int8(outputs, inputs) if not scales else int4(outputs, inputs, scales)
+    matrix = nvfp4(outputs, inputs) if scales == 16 else matrix
+    blocks, of_block = 1 if tile > 256 else 256 // tile, 256 if scales else 128
+    tiles = -(-inputs // (of_block * blocks * parts)) * blocks
+    kernel = IntegerKernel(tile, blocks, rows, scales, tiles, gated, parts, nvfp4=scales == 16, int8=not scales)
     library = emulated_integer_rows.library_of(kernel, tmp_path)
     sizes = 2.0 ** torch.arange(-8.0, 8.0).repeat_interleave(inputs // 16 + 1)[:inputs]
     x = (torch.randn(rows, inputs) * sizes).bfloat16()
@@ -75,9 +97,34 @@ def test_emulated_near_float64(
 
 
 @pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
-def test_emulated_what_is_no_number_keeps_to_its_row(tmp_path: Path) -> None:
-    matrix = int4(64, 512, 8)
-    kernel = IntegerKernel(64, 4, 2, 8, 4, gated=False)
+@pytest.mark.parametrize(
+    ("group", "dtype", "gated", "parts", "rows"),
+    [
+        (32, torch.float16, False, 1, 1), (32, torch.bfloat16, True, 1, 2), (64, torch.float16, False, 3, 2),
+        (128, torch.bfloat16, False, 1, 2),
+    ],
+)  # fmt: skip
+def test_emulated_int8_of_groups_near_float64(
+    group: int, dtype: torch.dtype, gated: bool, parts: int, rows: int, tmp_path: Path
+) -> None:
+    matrix = int8(208, 1536, group, dtype)
+    kernel = IntegerKernel(
+        64, 4, rows, 128 // group, 12 // parts, gated, parts, int8=True, half_scales=dtype is torch.float16
+    )
+    library = emulated_integer_rows.library_of(kernel, tmp_path)
+    x = torch.randn(rows, 1536).bfloat16()
+    result = emulated_integer_rows.product(library, kernel, x, matrix, grid=2).double()
+    result, expected = result.sum(0) if parts > 1 else result, exact(x, matrix, gated=gated)
+    assert (result - expected).norm() < (8e-3 if gated else 1e-4 if parts > 1 else 4e-3) * expected.norm()
+    if not gated:
+        assert (result[:, 2] - expected[:, 2]).norm() < 8e-3 * expected[:, 2].norm(), "the small scales"
+
+
+@pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("scales", [8, 0])
+def test_emulated_what_is_no_number_keeps_to_its_row(scales: int, tmp_path: Path) -> None:
+    matrix = int4(64, 512, 8) if scales else int8(64, 512)
+    kernel = IntegerKernel(64, 4, 2, scales, 4, gated=False, int8=not scales)
     library, x = emulated_integer_rows.library_of(kernel, tmp_path), torch.randn(2, 512).bfloat16()
     expected = exact(x[:1], matrix, gated=False)[0]
     for broken in (torch.nan, torch.inf, -torch.inf):

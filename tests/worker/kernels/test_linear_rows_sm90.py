@@ -8,14 +8,16 @@ from functools import partial
 import pytest
 import torch
 from hopper import ON_HOPPER
-from plain_products import fp8_elements, int4_elements
+from plain_products import fp8_elements, int4_elements, int8_elements
 from torch import Tensor
 from torch.nn import functional
 
+from modelserve.sizing.backends.products import INTEGER_ROWS
 from modelserve.sizing.weights.quantised_tiles import int4_tiles
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs, e4m3_precision
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.int8_linear import repack_int8
 
 pytestmark = list(ON_HOPPER)
 CUDA = torch.device("cuda")
@@ -51,8 +53,24 @@ def fp8(outputs: int, inputs: int, *, rounds: bool) -> tuple[Tensor, Product]:
     return fp8_elements(matrix, torch.float64), lambda x, **gate: fp8_rows(x, matrix, **gate)
 
 
+def int8(outputs: int, inputs: int, group: int = 0) -> tuple[Tensor, Product]:
+    from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import int8_integer_rows
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import int8_rows
+
+    elements = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8, device=CUDA)
+    scales = (torch.rand((outputs, inputs // group if group else 1), device=CUDA) + 0.5) * inputs**-0.5 / 64
+    matrix = repack_int8(elements, scales.half() if group else scales, group)
+
+    def product(x: Tensor, **gate: bool) -> Tensor:
+        return (int8_integer_rows if len(x) <= INTEGER_ROWS[-1] else int8_rows)(x, matrix, **gate)
+
+    return int8_elements(matrix, torch.float64), product
+
+
 MAKERS = {
     "bfloat16": dense,
+    "int8": int8,
+    **{f"int8_g{group}": partial(int8, group=group) for group in (32, 128)},
     "fp8": partial(fp8, rounds=False),
     "fp8 rounded": partial(fp8, rounds=True),
     **{f"int4_g{group}": lambda n, k, group=group: int4(n, k, group) for group in (32, 64, 128, 256)},
@@ -64,7 +82,7 @@ MAKERS = {
 def test_products_are_near_float64_and_the_same_bits_at_every_launch(name: str, shape: tuple[int, int]) -> None:
     weight, product = MAKERS[name](*shape)
     half = shape[0] // 2
-    for rows in (1, 3, 8, 9, 16, 17, 32):
+    for rows in INTEGER_ROWS if name.startswith("int8_g") else (1, 3, 8, 9, 16, 17, 32):
         x = torch.randn(rows, shape[1], device=CUDA).bfloat16()
         expected = (e4m3_precision(x) if name == "fp8 rounded" else x).double() @ weight.t()
         output = product(x)

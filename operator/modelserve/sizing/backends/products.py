@@ -18,14 +18,17 @@ from modelserve.sizing.weights.quantised_tiles import (
     DEQUANTISED_BLOCK_BYTES,
     INT4_FUSED_ROWS,
     INT4_TILE_INPUTS,
+    INT8_TILE_INPUTS,
     SPLIT_SUM_BYTES,
     dequantised_rows,
     int4_tiles,
+    int8_inputs,
     takes_format,
 )
 
 FEW_ROWS = 32  # that Hopper's kernels of few rows take
 INTEGER_ROWS = (1, 2)  # that Hopper's kernel of INT4 in integers is compiled for
+INT8_INTEGER_GROUPS, SCALE_BYTES = (32, 64, 128), 2  # that it takes of INT8, and what a scale of those has
 INTEGER_BYTES = 100 << 10  # of a block's shared memory that it keeps x in, at most
 CLUSTER_ROWS = 128  # that Hopper's kernel of tens of rows takes, beyond which cuBLAS's are faster
 CLUSTER_TILE_ROWS = 64  # rows of x in its tiles; where there are more, they have twice as many
@@ -50,9 +53,9 @@ def most_fused_rows(capability: int) -> int:
     return INT4_FUSED_ROWS if capability == HOPPER else 8 * INT4_FUSED_ROWS
 
 
-def integer_bytes(rows: int, tiles: int) -> int:
-    """Of x as integers: `tiles` of 256 inputs of so many rows, two bytes each, and two floats for 32 of them."""
-    return tiles * rows * (2 * INT4_TILE_INPUTS + INT4_TILE_INPUTS // 32 * 8)
+def integer_bytes(rows: int, inputs: int) -> int:
+    """Of x as integers: so many inputs of so many rows, two bytes each, and two floats for 32 of them."""
+    return rows * inputs * 2 + rows * inputs // 32 * 8
 
 
 def grouped_rows_bytes(rows: int) -> int:
@@ -90,11 +93,33 @@ def _hopper_takes_nvfp4(matrix: Matrix) -> bool:
     return _hopper_takes(matrix, StoredType.NVFP4) and matrix.outputs % SCALE_ROWS == 0
 
 
+def _int8_few(matrix: Matrix) -> bool:
+    """With a scale for each row."""
+    by_row = matrix.quantised is not None and matrix.quantised.group_size is None
+    return by_row and _hopper_takes(matrix, StoredType.INT8)
+
+
+def _int8_groups(matrix: Matrix) -> bool:
+    """With scales of two bytes for groups, in rows that the copy engine reads: of whole 16 bytes."""
+    found = matrix.quantised
+    if found is None or found.group_size not in INT8_INTEGER_GROUPS or found.scale_type.bytes != SCALE_BYTES:
+        return False
+    return _hopper_takes(matrix, StoredType.INT8, whole=INT8_TILE_INPUTS) and matrix.outputs % (16 // SCALE_BYTES) == 0
+
+
 def _integer_rows(matrix: Matrix) -> int:
     if not (_hopper_takes_int4(matrix) or _hopper_takes_nvfp4(matrix)):
         return 0
-    tiles = int4_tiles(matrix.inputs)
-    return max((rows for rows in INTEGER_ROWS if integer_bytes(rows, tiles) <= INTEGER_BYTES), default=0)
+    return _most_integer_rows(int4_tiles(matrix.inputs) * INT4_TILE_INPUTS)
+
+
+def _int8_integer_rows(matrix: Matrix) -> int:
+    taken = _int8_few(matrix) or _int8_groups(matrix)
+    return _most_integer_rows(int8_inputs(matrix.inputs)) if taken else 0
+
+
+def _most_integer_rows(inputs: int) -> int:
+    return max((rows for rows in INTEGER_ROWS if integer_bytes(rows, inputs) <= INTEGER_BYTES), default=0)
 
 
 def _cluster_rows(matrix: Matrix) -> int:
@@ -219,6 +244,14 @@ DENSE_PRODUCTS = (
     _hopper(
         "linear_int4", takes=lambda m: any_rows(_hopper_takes_int4(m)), buffer=_split_sums,
         launch=_HOPPER + "linear_int4_sm90:int4_product", given=("shared",),
+    ),
+    _hopper(
+        "int8_integer_rows", takes=_int8_integer_rows, launch=_HOPPER + "integer_rows_sm90:int8_integer_rows",
+        kernels=lambda _: ("integer_rows",),
+    ),
+    _hopper(
+        "int8_rows", takes=lambda m: FEW_ROWS if _int8_few(m) else 0, launch=_ROWS + "int8_rows",
+        kernels=lambda _: ("linear_rows",),
     ),
     _hopper(
         "fp8_rows", takes=lambda m: (ROUNDED_AS_READ if _fp8_rounds(m) else FEW_ROWS) if _fp8_few(m) else 0,

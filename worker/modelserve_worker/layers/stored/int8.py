@@ -68,5 +68,5 @@ class Int8Matrix(QuantisedMatrix):
         pairs = repack_int8(self.weight, self.scale, self.group_size or 0)
         self.weight, self.scale = frozen(pairs.elements), frozen(pairs.scales)
 
-    def _held(self) -> Int8Pairs:
+    def held(self) -> Int8Pairs:
         return Int8Pairs(self.weight, self.scale, self.columns, self.group_size or 0)

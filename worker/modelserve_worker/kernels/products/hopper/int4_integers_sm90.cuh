@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "integer_inputs_sm90.cuh"
+
 // Of 32 inputs of a row: how much an integer's one is, and what their products are too large by for the matrix's zero.
 struct Tables {};
 
@@ -9,35 +11,11 @@ struct Unit {
   float unit, zero;
 };
 
-// What the threads that multiply make of inputs from `first` on, for all groups.
 __device__ __forceinline__ void make_integers(unsigned char* memory, const Rows& of, int first) {
-  constexpr int PIECES = TILES * PLANES * 4;  // of eight inputs, in a row
-  constexpr int TOGETHER = 4;                 // loads of a thread that are under way
-  for (int from = 0; from < of.rows * PIECES; from += TOGETHER * CONSUMERS) {
-    uint4 loaded[TOGETHER];
-#pragma unroll
-    for (int each = 0; each < TOGETHER; each++) {
-      const int number = from + each * CONSUMERS + threadIdx.x, row = number / PIECES;
-      const int input = first + number % PIECES * 8;
-      loaded[each] = make_uint4(0, 0, 0, 0);
-      if (row < of.rows && input < of.inputs)
-        loaded[each] = __ldcg((const uint4*)(of.x + (long long)row * of.stride + input));
-    }
-#pragma unroll
-    for (int each = 0; each < TOGETHER; each++) {
-      const int number = from + each * CONSUMERS + threadIdx.x, row = number / PIECES;
-      const int plane = number % PIECES / 4, quarter = number % 4;
-      const Integers integers = integers_of(loaded[each]);
-      if (row >= of.rows) continue;
-      unsigned char* to = memory + X_AT + plane * PLANE_BYTES + row * 64 + quarter * 8;
-      *(uint2*)to = integers.high;
-      *(uint2*)(to + 32) = integers.low;
-      // Elements of every other plane are the upper nibbles of bytes, sixteen times as large.
-      if (quarter == 0)
-        ((Unit*)(memory + UNITS_AT))[plane * ROWS + row] = {integers.unit * (plane % 2 ? 0.0625f : 1.0f),
-                                                            (float)integers.sum * -8.0f * integers.unit};
-    }
-  }
+  // Elements of every other plane are the upper nibbles of bytes, sixteen times as large.
+  make_eights<4, Unit>(memory, of, first, [](const Integers& of_32, int plane) -> Unit {
+    return {of_32.unit * (plane % 2 ? 0.0625f : 1.0f), (float)of_32.sum * -8.0f * of_32.unit};
+  });
 }
 
 // sums of outputs n and n + 8 in each half, of row lane % 4.

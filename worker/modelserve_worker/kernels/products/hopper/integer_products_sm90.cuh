@@ -12,7 +12,7 @@ __device__ __forceinline__ void transpose_bytes(u32 (&to)[4], uint4 words) {
   to[2] = __byte_perm(c, d, 0x5410), to[3] = __byte_perm(c, d, 0x7632);
 }
 
-// Eight of 32 inputs that four neighbours have: 256 * high + low, times `unit`; `sum` of all 32 integers.
+// Eight inputs of a lane: 256 * high + low, times `unit`, which its neighbours have in common; `sum` of 32 integers.
 struct Integers {
   uint2 high, low;
   int sum;
@@ -26,10 +26,12 @@ constexpr float LEAST_UNIT = 7.888609e-31f;  // 2^-100, whose inverse is a numbe
 // Without signs, order is that of numbers, and what is no number is largest.
 __device__ __forceinline__ u32 larger_bits(u32 pair) { return max(pair & 0x7FFF, pair >> 16 & 0x7FFF); }
 
-// Of four neighbours, all of which call it.
+// Of so many neighbours, all of which call it.
+template <int LANES = 4>
 __device__ __forceinline__ u32 most_of_neighbours(u32 most) {
-  most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
-  return max(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
+#pragma unroll
+  for (int apart = 1; apart < LANES; apart *= 2) most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, apart));
+  return most;
 }
 
 // What integers of numbers whose bits are `most` at most are multiplied by: no number, where they are not all finite.
@@ -47,13 +49,14 @@ __device__ __forceinline__ int integer_of(float value, float inverse) {
   return (int)__float_as_uint(value * inverse + ROUNDING) - (int)0x4B400000;
 }
 
-// All lanes of a warp. Where one of the 32 is infinite or no number, `unit` is no number.
+// All lanes of a warp. Where one input of the neighbours is infinite or no number, `unit` is no number.
+template <int LANES>
 __device__ __forceinline__ Integers integers_of(uint4 loaded) {
   const u32 pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
   u32 most = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) most = max(most, larger_bits(pairs[i]));
-  const Power power = power_of(most_of_neighbours(most));
+  const Power power = power_of(most_of_neighbours<LANES>(most));
   u32 bytes[2][8];
   int sum = 0;
 #pragma unroll

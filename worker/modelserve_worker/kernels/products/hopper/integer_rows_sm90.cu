@@ -1,4 +1,4 @@
-// Products of one or two rows with an INT4 matrix that is read once, for compute capability 9.0: output [rows, outputs]
+// Products of one or two rows with an INT4, NVFP4 or INT8 matrix that is read once, for compute capability 9.0: output [rows, outputs]
 // = x W^T.
 //
 // Unpacking binds a product of few rows, and what bfloat16 takes of it is most of the time: a pair of elements a shift and
@@ -19,17 +19,25 @@
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; GROUPS, and blocks of inputs in a stage; ROWS: of x at most, 1 or 2; SCALES: of a row in 256
 // inputs, 8, 4, 2 or 1, of NVFP4 16; TILES: of 256 inputs that x has, or a part of it; GATED: whether the second half of a tile holds the
 // rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1; STAGES; NVFP4: whether
-// elements are e2m1, with scales of a byte, and rows have scales of their own.
+// elements are e2m1, with scales of a byte, and rows have scales of their own; INT8: whether elements take a byte and a block
+// is of 128 inputs, of which SCALES are, or 0 where rows have scales; HALF_SCALES: of INT8, whether they are float16.
 
 #ifndef NVFP4
 #define NVFP4 0
 #endif
+#ifndef INT8
+#define INT8 0
+#endif
+#ifndef HALF_SCALES
+#define HALF_SCALES 0
+#endif
+#define ROW_SCALES (NVFP4 || SCALES == 0)
 
 #include "pipeline.cuh"
 #include "integer_products_sm90.cuh"
 #include "product_output_sm90.cuh"
 
-constexpr int PLANES = 8;                  // of 32 inputs, in a block
+constexpr int PLANES = INT8 ? 4 : 8;       // of 32 inputs, in a block
 constexpr int GROUP = OUTPUTS;             // threads
 constexpr int CONSUMERS = GROUPS * GROUP;  // threads
 constexpr int HALF_ROWS = OUTPUTS / 2;     // of the matrix, in each half of a tile
@@ -59,6 +67,8 @@ struct Rows {
 
 #if NVFP4
 #include "nvfp4_integers_sm90.cuh"
+#elif INT8
+#include "int8_integers_sm90.cuh"
 #else
 #include "int4_integers_sm90.cuh"
 #endif
@@ -101,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     integer_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap scales,
                  const unsigned short* x, Output* output, int rows, int inputs, int stride, int outputs, int second,
                  int tiles, int parts, int stages
-#if NVFP4
+#if ROW_SCALES
                  , const float* row_scales
 #endif
                  ) {
@@ -132,8 +142,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
           const int row = tile * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
           load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, (first + at) * GROUPS);
           // Scales of a byte are copied two at a time.
-          load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, NVFP4 ? row / 2 : row, 0,
-                       (first + at) * GROUPS);
+          if (SCALES)
+            load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, NVFP4 ? row / 2 : row, 0,
+                         (first + at) * GROUPS);
         }
       }
     }
@@ -154,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     const int part = SPLIT ? item % parts : 0;
     if (part != made) {
       if (made >= 0) barrier_sync(X_READ, CONSUMERS);
-      make_integers(memory, of, part * TILES * 256);
+      make_integers(memory, of, part * TILES * PLANES * 32);
       barrier_sync(X_WRITTEN, CONSUMERS);
       made = part;
     }
@@ -179,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
       const float4 value = exchanged[other * GROUP + thread];
       sums[0] += value.x, sums[1] += value.y, sums[2] += value.z, sums[3] += value.w;
     }
-#if NVFP4
+#if ROW_SCALES
     scale_rows(sums, row_scales, shape, SPLIT ? item / parts : item, warp % (GROUP / 32), lane);
 #endif
     store(sums, output + (long long)part * rows * outputs, shape, SPLIT ? item / parts : item, warp, lane);

@@ -1,7 +1,8 @@
-"""Products of one or two rows with symmetric INT4 or NVFP4 matrices on Hopper: the launch of `integer_rows_sm90.cu`.
+"""Products of one or two rows with INT4, NVFP4 or INT8 matrices on Hopper: the launch of `integer_rows_sm90.cu`.
 
-Elements of x are rounded to within 2^-15 of the largest of their 32, which is far below what bfloat16 left of them. One
-that is infinite, or no number, makes NaN of all outputs: of its 32 the unit is NaN. Other kernels give what float does.
+Elements of x are rounded to within 2^-15 of the largest of their 32, for INT8 of their 128, which is far below what
+bfloat16 left of them. One that is infinite, or no number, makes NaN of all outputs: of its 32 the unit is NaN. Other
+kernels give what float does.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modelserve.sizing.backends.products import INTEGER_ROWS, integer_bytes
+from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS, INT8_TILE_INPUTS
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.products.hopper import linear_rows_sm90
-from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import SHARED_BYTES, nvfp4_maps, readable
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import SHARED_BYTES, eight_bit_map, nvfp4_maps, readable
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.linear_tiles import empty_product
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
@@ -26,10 +30,11 @@ _BARRIER_BYTES = 2 * 8
 
 @dataclass(frozen=True, slots=True)
 class IntegerKernel:
-    """One compilation: `tile` rows of the matrix, with `scales` in 256 inputs, times up to `rows` rows of x.
+    """One compilation: `tile` rows of the matrix times up to `rows` rows of x.
 
-    `blocks` of 256 inputs in a stage, one for each group of warps. `tiles`: of 256 inputs that x has, or one of `parts`
-    of it that are multiplied apart, in whole stages.
+    `blocks` of 256 inputs, of INT8 128, with `scales` each, in a stage, one for each group of warps. `tiles`: of so
+    many inputs that x has, or one of `parts` of it that are multiplied apart, in whole stages. `half_scales`: of INT8,
+    they are float16.
     """
 
     tile: int
@@ -40,6 +45,8 @@ class IntegerKernel:
     gated: bool
     parts: int = 1
     nvfp4: bool = False
+    int8: bool = False
+    half_scales: bool = False
 
     @property
     def consumers(self) -> int:
@@ -56,7 +63,8 @@ class IntegerKernel:
     @property
     def kept_bytes(self) -> int:
         """Of x as integers, with a unit for 32 of them, and of sums that meet."""
-        return integer_bytes(self.rows, self.tiles) + (self.blocks - 1) * self.tile * 16
+        inputs = self.tiles * (INT8_TILE_INPUTS if self.int8 else INT4_TILE_INPUTS)
+        return integer_bytes(self.rows, inputs) + (self.blocks - 1) * self.tile * 16
 
     @property
     def stages(self) -> int:
@@ -71,36 +79,43 @@ class IntegerKernel:
         defines = {
             "OUTPUTS": self.tile, "GROUPS": self.blocks, "ROWS": self.rows, "SCALES": self.scales, "TILES": self.tiles,
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
-            **({"NVFP4": 1} if self.nvfp4 else {}),
+            **({"NVFP4": 1} if self.nvfp4 else {}), **({"INT8": 1} if self.int8 else {}),
+            **({"HALF_SCALES": 1} if self.half_scales else {}),
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
         return CudaSource("integer_rows_sm90.cu", "integer_rows", "sm_90a", stated, self.shared_bytes)
 
 
-def kernel_for(rows: int, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> IntegerKernel:
+def kernel_for(
+    rows: int, matrix: Int4Tiles | Nvfp4Tiles | Int8Pairs, *, gated: bool = False, split: bool = False
+) -> IntegerKernel:
     """With the division of the kernel of few rows. `rows`: at most as many as the table of kernels says."""
-    blocks, matrix_rows, _ = matrix.words.shape
-    scales, nvfp4 = matrix.scales.shape[1], isinstance(matrix, Nvfp4Tiles)
-    division = linear_rows_sm90.kernel_for(rows, matrix_rows, int4_scales=scales, gated=gated, split=split, nvfp4=nvfp4)
+    nvfp4, int8 = isinstance(matrix, Nvfp4Tiles), isinstance(matrix, Int8Pairs)
+    if isinstance(matrix, Int8Pairs):
+        scales = INT8_TILE_INPUTS // matrix.group if matrix.group else 0
+        blocks = matrix.elements.shape[1] // INT8_TILE_INPUTS
+    else:
+        scales, blocks = matrix.scales.shape[1], len(matrix.words)
+    division = linear_rows_sm90.kernel_for(
+        rows, matrix.rows, int4_scales=scales, fp8=int8, gated=gated, split=split, nvfp4=nvfp4
+    )
     tiles = -(-blocks // (division.blocks * division.parts)) * division.blocks
     bucket = next(most for most in INTEGER_ROWS if rows <= most)
-    return IntegerKernel(division.tile, division.blocks, bucket, scales, tiles, gated, division.parts, nvfp4)
+    return IntegerKernel(
+        division.tile, division.blocks, bucket, scales, tiles, gated, division.parts, nvfp4, int8,
+        half_scales=int8 and matrix.scales.dtype is torch.float16,
+    )  # fmt: skip
 
 
 def integer_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix [N, K] -> [T, N]; `gated` and `split` as of `dense_rows`."""
     kernel = kernel_for(x.shape[0], matrix, gated=gated, split=split)
     blocks, matrix_rows, _ = matrix.words.shape
-    half, of_row = kernel.tile // 2, 2 * matrix_rows
+    box = (_WORDS, kernel.tile // 2, kernel.blocks)
     words = tensor_map(
-        matrix.words.data_ptr(), (_WORDS, matrix_rows, blocks), (128, 128 * matrix_rows), (_WORDS, half, kernel.blocks),
-        promoted=False,
-    )  # fmt: skip
-    scales = tensor_map(
-        matrix.scales.data_ptr(), (matrix_rows, kernel.scales, blocks), (of_row, kernel.scales * of_row),
-        (half, kernel.scales, kernel.blocks), swizzled=False, promoted=False,
-    )  # fmt: skip
-    return _product(x, kernel, words, scales, matrix_rows)
+        matrix.words.data_ptr(), (_WORDS, matrix_rows, blocks), (128, 128 * matrix_rows), box, promoted=False
+    )
+    return _product(x, kernel, words, _scale_map(matrix.scales, matrix_rows, kernel), matrix_rows)
 
 
 def nvfp4_integer_rows(x: Tensor, matrix: Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
@@ -108,6 +123,25 @@ def nvfp4_integer_rows(x: Tensor, matrix: Nvfp4Tiles, *, gated: bool = False, sp
     kernel = kernel_for(x.shape[0], matrix, gated=gated, split=split)
     words, scales = nvfp4_maps(matrix, kernel.tile // 2, kernel.blocks)
     return _product(x, kernel, words, scales, matrix.rows, matrix.row_scales)
+
+
+def int8_integer_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+    """The same with an INT8 matrix: a scale for each row, or for groups of 32, 64 or 128 in two bytes; then of whole
+    blocks of 128 inputs and eights of outputs."""
+    kernel = kernel_for(x.shape[0], matrix, gated=gated, split=split)
+    elements = eight_bit_map(matrix.elements, kernel.tile // 2, kernel.blocks)
+    if not kernel.scales:
+        return _product(x, kernel, elements, elements, matrix.rows, matrix.scales)
+    return _product(x, kernel, elements, _scale_map(matrix.scales, matrix.rows, kernel), matrix.rows)
+
+
+def _scale_map(scales: Tensor, rows: int, kernel: IntegerKernel) -> Any:
+    """Of two bytes, [groups of inputs, rows]."""
+    blocks, of_row = scales.numel() // (rows * kernel.scales), 2 * rows
+    return tensor_map(
+        scales.data_ptr(), (rows, kernel.scales, blocks), (of_row, kernel.scales * of_row),
+        (kernel.tile // 2, kernel.scales, kernel.blocks), swizzled=False, promoted=False,
+    )  # fmt: skip
 
 
 def _product(

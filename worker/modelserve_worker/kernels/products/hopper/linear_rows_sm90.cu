@@ -16,12 +16,16 @@
 // one then finds all complete that came before it (dependent_launch.py).
 //
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4:
-// 0, or the scales of a row in 256 inputs (8, 4, 2, 1, of NVFP4 16); NVFP4, of INT4: whether elements are e2m1, with scales of a byte; FP8, EXPERTS, SETTLES: 0 or 1; ROUNDS: of FP8, whether x is rounded to the
+// 0, or the scales of a row in 256 inputs (8, 4, 2, 1, of NVFP4 16); NVFP4, of INT4: whether elements are e2m1, with scales of a byte; FP8, EXPERTS, SETTLES: 0 or 1; INT8, of FP8: whether
+// elements are integers in its order; ROUNDS: of FP8, whether x is rounded to the
 // precision of e4m3 as it is read; GATED: whether the second half of a tile holds the rows that those of the first, after GELU, are
 // multiplied with; SPLIT: 0 or 1.
 
 #ifndef NVFP4
 #define NVFP4 0
+#endif
+#ifndef INT8
+#define INT8 0
 #endif
 
 #include "pipeline.cuh"
@@ -67,7 +71,25 @@ __device__ __forceinline__ int row_of_column(int column) {
   return INT4 && !NVFP4 ? column / 2 + column % 2 * 4 : column;
 }
 
-#if FP8
+#if INT8
+
+// Sixteen-bit pairs of integers, two in a register, to bfloat16: the first elements of both, and the second. Seven bits of
+// one become the mantissa of 128 + v, and the eighth that of what is too much, -128 or -256; their sum is exact.
+__device__ __forceinline__ u32 integer_pair(u32 halves) {
+  u32 pair;
+  asm("{\n.reg .b32 v, excess, one;\nmov.b32 one, 0x3f803f80;\n"
+      "lop3.b32 v, %1, 0x007f007f, 0x43004300, 0xea;\nlop3.b32 excess, %1, 0x00800080, 0xc300c300, 0xea;\n"
+      "fma.rn.bf16x2 %0, v, one, excess;\n}"
+      : "=r"(pair)
+      : "r"(halves));
+  return pair;
+}
+
+__device__ __forceinline__ void elements(u32& first, u32& second, u32 pairs) {
+  first = integer_pair(pairs), second = integer_pair(pairs >> 8);
+}
+
+#elif FP8
 
 // Sixteen-bit pairs of e4m3, two in a register, to bfloat16: the first elements of both, and the second. Sign and the
 // other seven bits go to the top and the middle of bfloat16, whose exponent begins 120 lower; times 2^120 is exact.
@@ -80,6 +102,10 @@ __device__ __forceinline__ void elements(u32& first, u32& second, u32 pairs) {
       : "=&r"(first), "=r"(second)
       : "r"(pairs));
 }
+
+#endif
+
+#if FP8
 
 // Both to four significant bits, ties to even, with bfloat16's exponents: 17 x, rounded to its eight bits, has no more than that
 // of x's own four, and the difference to x gives them back. Above 2^123 it is no number.

@@ -21,6 +21,7 @@ from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, 
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.products.fp8_linear_triton import rounded_precision
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
+from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.linear_tiles import PARTS, busy, empty_product
 from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
 
@@ -39,8 +40,9 @@ NO_CHOICES = (pointer(None), (0, ctypes.c_int), (0, ctypes.c_int))
 class RowsKernel:
     """One compilation: `tile` rows of the matrix times up to `rows` rows.
 
-    Its format: FP8, of which `rounds` rounds x to the precision of e4m3, INT4 with `int4_scales` for 256 inputs, which
-    `nvfp4` has as elements of e2m1 and scales of a byte, or bfloat16. `parts` of the inputs are multiplied apart.
+    Its format: FP8, of which `rounds` rounds x to the precision of e4m3 and `int8` has integers as elements, INT4 with
+    `int4_scales` for 256 inputs, which `nvfp4` has as elements of e2m1 and scales of a byte, or bfloat16. `parts` of
+    the inputs are multiplied apart.
     `experts`: of many matrices those that rows chose. `settles`: what starts behind it finds all complete before it.
     """
 
@@ -54,6 +56,7 @@ class RowsKernel:
     settles: bool = False
     rounds: bool = False
     nvfp4: bool = False
+    int8: bool = False
 
     @property
     def blocks(self) -> int:
@@ -101,7 +104,7 @@ class RowsKernel:
             "OUTPUTS": self.tile, "ROWS": self.rows, "INT4": self.int4_scales, "FP8": int(self.fp8),
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
             "EXPERTS": int(self.experts), "SETTLES": int(self.settles), "ROUNDS": int(self.rounds),
-            **({"NVFP4": 1} if self.nvfp4 else {}),
+            **({"NVFP4": 1} if self.nvfp4 else {}), **({"INT8": 1} if self.int8 else {}),
         }  # fmt: skip
         entry = "chosen_rows" if self.experts else "linear_rows"
         stated = tuple(f"{name}={value}" for name, value in defines.items())
@@ -120,6 +123,7 @@ def kernel_for(
     settles: bool = False,
     rounds: bool = False,
     nvfp4: bool = False,
+    int8: bool = False,
 ) -> RowsKernel:
     """The division that gives most multiprocessors work.
 
@@ -148,7 +152,9 @@ def kernel_for(
         tile = max(ONE_TURN_TILES, key=used)
     else:
         tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
-    return RowsKernel(tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds, nvfp4=nvfp4)
+    return RowsKernel(
+        tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds, nvfp4=nvfp4, int8=int8
+    )
 
 
 def readable(x: Tensor) -> Tensor:
@@ -210,15 +216,29 @@ def nvfp4_maps(matrix: Nvfp4Tiles, rows: int, blocks: int) -> tuple[Any, Any]:
 def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
     """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128; x rounded to the
     precision of e4m3 where the matrix has it so: ahead, where the kernel is short of time to do it."""
-    rows, stored = matrix.elements.shape
     as_read = matrix.rounds_inputs and x.shape[0] <= ROUNDED_AS_READ
     if matrix.rounds_inputs and not as_read:
         x = rounded_precision(x)
-    kernel = kernel_for(x.shape[0], rows, gated=gated, fp8=True, split=split, rounds=as_read)
-    sizes = (INPUTS, rows, stored // 128)  # 128 bytes look like 64 elements of bfloat16
-    box = (INPUTS, kernel.tile // 2, kernel.blocks)
-    weights = tensor_map(matrix.elements.data_ptr(), sizes, (stored, 128), box, promoted=False)
-    return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=stored // 128, row_scales=matrix.scales)
+    kernel = kernel_for(x.shape[0], matrix.rows, gated=gated, fp8=True, split=split, rounds=as_read)
+    return _eight_bit_product(x, matrix, kernel)
+
+
+def int8_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+    """The same with an INT8 matrix that has one scale for each row."""
+    kernel = kernel_for(x.shape[0], matrix.rows, gated=gated, fp8=True, split=split, int8=True)
+    return _eight_bit_product(x, matrix, kernel)
+
+
+def _eight_bit_product(x: Tensor, matrix: Fp8Pairs | Int8Pairs, kernel: RowsKernel) -> Tensor:
+    weights, blocks = eight_bit_map(matrix.elements, kernel.tile // 2, kernel.blocks), matrix.elements.shape[1] // 128
+    return _product(x, weights, weights, kernel, matrix_rows=matrix.rows, blocks=blocks, row_scales=matrix.scales)
+
+
+def eight_bit_map(elements: Tensor, rows: int, blocks: int) -> Any:
+    """Boxes of so many rows of `blocks` blocks of 128 inputs: 128 bytes look like 64 elements of bfloat16."""
+    outputs, stored = elements.shape
+    sizes, box = (INPUTS, outputs, stored // 128), (INPUTS, rows, blocks)
+    return tensor_map(elements.data_ptr(), sizes, (stored, 128), box, promoted=False)
 
 
 def blocks_of(matrix: Tensor, rows: int, blocks: int) -> Any:
