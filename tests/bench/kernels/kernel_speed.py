@@ -36,7 +36,7 @@ from triton.backends.compiler import GPUTarget
 from bench.deadline import add_deadline, die_with_parent, within
 from bench.kernels.attention_work import DEVICE, architecture_of
 from bench.kernels.kernel_work import Cell, Model, Sizes, lines, random
-from modelserve.model.weight_format import StoredType, WeightFormat, int4
+from modelserve.model.weight_format import ScaleType, StoredType, WeightFormat, int4
 from modelserve.sizing.backends.generations import generation_of
 
 SHORT_US = 5.0
@@ -45,6 +45,7 @@ LEAST_SHARE = {"bytes": 0.8, "operations": 0.6}
 
 FORMATS = {
     "": None, "-INT4": int4(32), "-INT8": WeightFormat(stored=StoredType.INT8, scales="channel"),
+    "-INT8-G32": WeightFormat(stored=StoredType.INT8, scales="group", group_size=32, scale_type=ScaleType.FLOAT16),
     "-FP8": WeightFormat(stored=StoredType.FP8, scales="channel", fp8_activations=True),
 }  # fmt: skip
 MODELS: dict[str, Callable[[], Model]] = {
