@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     image_architectures=tuple(arguments.image_architecture) or IMAGE_ARCHITECTURES,
                     every=arguments.all,
                     kernels=arguments.kernels,
+                    compare_formats=arguments.compare_formats,
                 )
             )
             print(text, flush=True)
@@ -121,6 +122,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument(
         "--kernels", action="store_true", help="which kernels a rank would launch there, by rows, and what they hold"
+    )
+    plan.add_argument(
+        "--compare-formats",
+        action="store_true",
+        help="the model in bfloat16, FP8, INT8, INT4 and NVFP4 on the accelerators named, or else the plan's",
     )
     plan.add_argument(
         "--image-architecture", action="append", default=[], metavar="ARCH",

@@ -22,6 +22,7 @@ from modelserve.cli.comparison import (
     comparison_text,
     peer_curves,
 )
+from modelserve.cli.plan_formats import FormatRow, compared_formats, formats_text
 from modelserve.cli.plan_kernels import kernels_json, kernels_text
 from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_name
 from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
@@ -36,6 +37,7 @@ from modelserve.planning.drafts import DRAFTER_FIELD, named_assistant
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import Learned
 from modelserve.planning.planner import candidate_list, consider, plan
+from modelserve.planning.pools.offers import AcceleratorOffer
 from modelserve.planning.wishes import Wishes, wishes
 from modelserve.published import published_assistant, published_model, published_uris
 from modelserve.sizing.memory import check_overrides
@@ -71,6 +73,7 @@ class PlanOptions:
     plot: str | None = None  # PNG file of concurrency against context
     every: bool = False  # in the table: all candidates, where no accelerator is named
     kernels: bool = False  # that each candidate shown launches
+    compare_formats: bool = False  # the plan's accelerator, or those named, with the weights in each format
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,14 @@ class PlannedServe:
     architecture: ModelArchitecture
     peers: tuple[PeerCurve, ...] = ()
     unused: tuple[str, ...] = ()  # of what the checkpoint states
+    formats: tuple[FormatRow, ...] = ()
 
     def to_json(self, *, kernels: bool = False) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, "plan": self.plan.to_json()}
         if kernels:
             entry["kernels"] = kernels_json(best_of_each_product(self.shown), self.architecture, self.wishes)
+        if self.formats:
+            entry["formats"] = [row.to_json() for row in self.formats]
         return entry | ({"comparison": self.comparison} if self.comparison else {})
 
     def to_text(self, *, every: bool, kernels: bool) -> str:
@@ -108,6 +114,7 @@ class PlannedServe:
         page += "".join(f"\n\nnote: {each}" for each in self.unused)
         if kernels:
             page += f"\n\n{kernels_text(best_of_each_product(self.shown), self.architecture, self.wishes)}"
+        page += f"\n\n{formats_text(self.formats)}" if self.formats else ""
         return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
 
 
@@ -176,21 +183,37 @@ def _planned(
     if not made.fits and (trusted := where.on_trust(spec, offers)):
         offers = (*offers, *trusted)
         made = plan(spec, architecture, offers, **sized)
+    rows = _shown(spec, architecture, offers, sized)
+    formats: tuple[FormatRow, ...] = ()
+    if options.compare_formats:
+        fixed = made.accelerator if made.fits and not options.accelerators else None
+        on = [each for each in offers if fixed in (None, each.accelerator.product)]
+        formats = compared_formats(
+            architecture, stored, lambda each: _shown(spec, architecture, on, {**sized, "weight_format": each})
+        )
+    pool, compared, peers = None, list[dict[str, Any]](), tuple[PeerCurve, ...]()
+    if options.compare is not None:
+        versions = compared_versions(options.compare)
+        pool_bytes = _bytes("--pool", options.pool) if options.pool else None
+        pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
+        if pool is None:
+            name = serve.metadata.name
+            raise InvalidInput(f"{name}: nothing fits, so there is no pool to compare; give one with --pool")
+        compared = compare(architecture, pool, versions)
+        peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
+    return PlannedServe(
+        serve.metadata.name, made, rows, tuple(where.left_out(spec)), wishes(spec, **sized), pool, compared,
+        architecture, peers, unused, formats,
+    )  # fmt: skip
+
+
+def _shown(
+    spec: ModelServeSpec, architecture: ModelArchitecture, offers: Sequence[AcceleratorOffer], sized: _Sized
+) -> tuple[ShownCandidate, ...]:
+    """Every candidate, best first."""
     considered = consider(spec, architecture, offers, **sized)
     candidates = candidate_list(considered, spec, architecture, **sized)
-    rows = tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
-    asked = wishes(spec, **sized)
-    left_out = tuple(where.left_out(spec))
-    if options.compare is None:
-        return PlannedServe(serve.metadata.name, made, rows, left_out, asked, None, [], architecture, unused=unused)
-    versions = compared_versions(options.compare)
-    pool_bytes = _bytes("--pool", options.pool) if options.pool else None
-    pool = compared_pool(spec, made, architecture, pool_bytes=pool_bytes)
-    if pool is None:
-        raise InvalidInput(f"{serve.metadata.name}: nothing fits, so there is no pool to compare; give one with --pool")
-    compared = compare(architecture, pool, versions)
-    peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
-    return PlannedServe(serve.metadata.name, made, rows, left_out, asked, pool, compared, architecture, peers, unused)
+    return tuple(ShownCandidate(c, each.evaluation) for c, each in zip(candidates, considered, strict=True))
 
 
 def _plot(planned: Sequence[PlannedServe], file: str) -> None:
