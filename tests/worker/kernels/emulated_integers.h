@@ -1,8 +1,12 @@
-// What products of bytes take from integer_mma_sm90.cuh and from CUDA, on a CPU.
+// What products of bytes take from integer_mma_sm90.cuh, group_scales_sm90.cuh and CUDA, on a CPU.
 
 #pragma once
 
 #include "emulated_sm90.h"
+
+#ifndef HALF_SCALES
+#define HALF_SCALES 0
+#endif
 
 static float __uint_as_float(u32 bits) { return __int_as_float((int)bits); }
 static u32 __float_as_uint(float value) {
@@ -15,6 +19,12 @@ static u32 __byte_perm(u32 low, u32 high, u32 places) {
   u32 found = 0;
   for (int i = 0; i < 4; i++) found |= (u32)(octets >> (places >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
   return found;
+}
+
+// Of float16, whose exponent begins 112 above float32's, or of bfloat16.
+static float scale_of(u32 bits) {
+  if (!HALF_SCALES) return __uint_as_float(bits << 16);
+  return ldexpf(__uint_as_float((bits & 0x8000u) << 16 | (bits & 0x7FFFu) << 13), 112);
 }
 
 // Of bytes a with or without sign.

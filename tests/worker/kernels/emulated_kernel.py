@@ -26,7 +26,7 @@ def _whole(file: Path) -> str:
     """A source with what it includes, but for PTX, in whose place the emulation is."""
     if file.name in ("sm90.cuh", "barriers_sm90.cuh", "slice_products_sm90.cuh"):
         return '#include "emulated_sm90.h"\n'
-    if file.name == "integer_mma_sm90.cuh":
+    if file.name in ("integer_mma_sm90.cuh", "group_scales_sm90.cuh"):
         return '#include "emulated_integers.h"\n'
     text = file.read_text().replace("#pragma once", "")
     return re.sub(r'^#include "(.+)"$', lambda name: _whole(source_file(name[1])), text, flags=re.MULTILINE)

@@ -17,6 +17,17 @@ SYMMETRIC_ZERO = 8  # the stored value of 0 without zero points
 PLANE = FP8_PAIR_INPUTS // 2
 
 
+def fine_scales(*shape: int, size: float, device: torch.device | str = "cpu") -> Tensor:
+    """float16 of both signs, each of which loses 2^-10 to 2^-9 of itself, or more, where it is rounded to bfloat16."""
+    sizes = ((torch.rand(shape, device=device) + 0.5) * size).half().view(torch.int16) & ~7 | 3
+    return sizes.view(torch.float16) * (torch.randint(2, shape, device=device) * 2 - 1).half()
+
+
+def gain(actual: Tensor, expected: Tensor) -> float:
+    """What `actual` is `expected` times, less one: roundings of many outputs cancel, those of their scales do not."""
+    return float((actual.double() * expected).sum() / expected.square().sum()) - 1
+
+
 def int4_elements(tiles: Int4Tiles, dtype: torch.dtype) -> Tensor:
     """The elements [N, K] of a matrix in `dtype`, each rounded once; with experts [E, N, K].
 

@@ -69,5 +69,6 @@ OPERATIONS = {
     "prmt.b32": _prmt,
     "lop3.b32": _lop3,
     "fma.rn.bf16x2": _fma_bf16x2,
+    "add.rn.bf16x2": lambda a, b: _fma_bf16x2(a, np.full_like(a, 0x3F803F80), b),
     "mul.rn.bf16x2": lambda a, b: _fma_bf16x2(a, b, np.full_like(a, 0x80008000)),
 }

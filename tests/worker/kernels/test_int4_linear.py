@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -9,13 +10,15 @@ import numpy as np
 import ptx
 import pytest
 import torch
-from plain_products import PlainInt4, int4_elements
+from plain_products import PlainInt4, fine_scales, gain, int4_elements
 from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
+from modelserve_worker.kernels.compiling.cuda_kernel import source_file
 from modelserve_worker.kernels.products import int4_linear, int4_linear_triton
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.products.int4_linear_triton import (
+    FINELY_SCALED,
     PAIRS,
     SCALED,
     int4_dequantised_product,
@@ -56,7 +59,7 @@ class Matrix:
         return repack_int4(self.packed, self.scale, self.zero_point)
 
 
-def matrix(rows: int, inputs: int, *, group: int, asymmetric: bool, device: torch.device) -> Matrix:
+def matrix(rows: int, inputs: int, *, group: int, asymmetric: bool, device: torch.device, half: bool = False) -> Matrix:
     seed = secrets.randbits(32)
     generator = torch.Generator().manual_seed(seed)
 
@@ -66,6 +69,8 @@ def matrix(rows: int, inputs: int, *, group: int, asymmetric: bool, device: torc
     groups = inputs // group
     packed, zero_point = words(rows, inputs // 8), words(-(-rows // 8), groups) if asymmetric else None
     scale = (0.001 + 0.01 * torch.rand(rows, groups, generator=generator)).bfloat16()
+    if half:
+        scale = fine_scales(rows, groups, size=0.005)
     values = torch.stack([packed >> 4 * j & 15 for j in range(8)], dim=-1).flatten(1).double()
     zeros = torch.full((rows, groups), 8.0)
     if zero_point is not None:
@@ -94,9 +99,9 @@ CASES = [(80, 512, 32, False), (40, 704, 32, True), (72, 512, 128, False), (70, 
 @pytest.mark.parametrize(("rows", "inputs", "group", "asymmetric"), CASES)
 def test_repacked_weights_are_the_published_ones(rows, inputs, group, asymmetric, device, monkeypatch) -> None:
     monkeypatch.setattr(int4_linear, "REPACKED_ELEMENTS", 20 * 1024)  # in several pieces, the last one smaller
-    case = matrix(rows, inputs, group=group, asymmetric=asymmetric, device=device)
+    case = matrix(rows, inputs, group=group, asymmetric=asymmetric, device=device, half=group == 128)
     tiles = case.tiles
-    assert tiles.group == group
+    assert (tiles.group, tiles.scales.dtype) == (group, case.scale.dtype)
     assert torch.equal(int4_elements(tiles, torch.float64), case.exact), case.seed
     held = sum(t.nbytes for t in (tiles.words, tiles.scales, tiles.zero_points) if t is not None)
     assert held == int4_matrix_bytes(rows=rows, inputs=inputs, group=group, zero_points=asymmetric)
@@ -111,6 +116,25 @@ def test_products_equal_float64(rows, inputs, group, asymmetric, tile, device) -
         # Few rows: only the result is rounded. Many: every element is, as the reference's.
         assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
         assert error(PlainInt4().linear(x, case.tiles), x, case.exact) < 8e-3, case.seed
+
+
+@pytest.mark.parametrize("tile", [FEW, FEW_SPLIT, MANY, MANY_SPLIT], ids=["few", "few split", "many", "many split"])
+@pytest.mark.parametrize(("group", "asymmetric"), [(32, False), (128, True)])
+def test_scales_of_float16_are_not_rounded(group, asymmetric, tile, device) -> None:
+    case = matrix(80, 640, group=group, asymmetric=asymmetric, device=device, half=True)
+    x = torch.randn(9, 640).to(device, torch.bfloat16)
+    exact = case.exact if tile.few else case.exact.bfloat16().double()  # each element is rounded, and once
+    output, expected = multiplied(x, case.tiles, tile), x.double() @ exact.t()
+    assert error(output, x, exact) < 4e-3, case.seed
+    assert abs(gain(output, expected)) < 7e-4, case.seed  # 1.5e-3 and more where scales are rounded
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_elements_are_rounded_once(asymmetric, device) -> None:
+    case = matrix(40, 352, group=32, asymmetric=asymmetric, device=device, half=True)
+    ones = torch.eye(352, dtype=torch.bfloat16, device=device)
+    elements = int4_dequantised_product(ones, case.tiles, shared=SharedBuffers(device)).t()
+    assert torch.equal(elements, case.exact.bfloat16()), case.seed
 
 
 @pytest.mark.parametrize(("inputs", "tile"), [(5376, MANY), (21504, FEW_SPLIT)])
@@ -155,9 +179,9 @@ def test_a_broken_row_breaks_no_other(device) -> None:
 
 
 @pytest.mark.parametrize("tile", [FEW, MANY], ids=["few", "many"])
-@pytest.mark.parametrize("asymmetric", [False, True])
-def test_experts_multiply_their_own_rows(asymmetric, tile, device) -> None:
-    cases = [matrix(40, 352, group=32, asymmetric=asymmetric, device=device) for _ in range(4)]
+@pytest.mark.parametrize(("asymmetric", "half"), [(False, False), (True, False), (False, True)])
+def test_experts_multiply_their_own_rows(asymmetric, half, tile, device) -> None:
+    cases = [matrix(40, 352, group=32, asymmetric=asymmetric, half=half, device=device) for _ in range(4)]
     zeros = torch.stack([case.zero_point for case in cases]) if asymmetric else None
     stacked = repack_int4(torch.stack([c.packed for c in cases]), torch.stack([c.scale for c in cases]), zeros)
     assert torch.equal(int4_elements(stacked, torch.float64), torch.stack([case.exact for case in cases]))
@@ -172,6 +196,24 @@ def test_experts_multiply_their_own_rows(asymmetric, tile, device) -> None:
             assert error(plain[span], x[span], case.exact) < 8e-3
 
 
+def doubled(values: Tensor) -> np.ndarray:
+    return values.bfloat16().repeat_interleave(2).view(torch.int16).numpy().copy().view(np.uint32)
+
+
+def every_half(generator: np.random.Generator) -> Tensor:
+    """1,000 finite numbers of float16, of all sizes and both signs."""
+    bits = generator.integers(0, 0x7C00, 1000) | generator.integers(0, 2, 1000) << 15
+    return torch.from_numpy(bits.astype(np.uint16).view(np.float16))
+
+
+def in_two(scale: Tensor) -> tuple[Tensor, Tensor]:
+    """float16 -> bfloat16, and what that leaves."""
+    near = scale.bfloat16()
+    rest = (scale.float() - near.float()).bfloat16()
+    assert torch.equal(near.double() + rest.double(), scale.double())
+    return near, rest
+
+
 def test_the_assembly_unpacks_as_the_interpreted_kernel_does() -> None:
     generator = np.random.default_rng(seed := secrets.randbits(32))
     pair = [generator.integers(0, 2**32, 1000, dtype=np.uint32) for _ in range(2)]
@@ -179,10 +221,8 @@ def test_the_assembly_unpacks_as_the_interpreted_kernel_does() -> None:
     for plane, expected in zip(ptx.run(PAIRS.value, pair, outputs=8), nibbles, strict=True):
         assert torch.equal(ptx.halves(plane), 128.0 + expected.double()), seed
     scales = [torch.from_numpy(generator.random(1000) * 0.01).bfloat16() for _ in range(8)]
+    fine = [every_half(generator) for _ in range(8)]
     zeros = [torch.from_numpy(generator.integers(0, 16, 1000)) for _ in range(8)]
-
-    def doubled(values: Tensor) -> np.ndarray:
-        return values.bfloat16().repeat_interleave(2).view(torch.int16).numpy().copy().view(np.uint32)
 
     inputs = [*pair, *map(doubled, scales), *(doubled(-128.0 - zero) for zero in zeros)]
     for plane, values, scale, zero in zip(
@@ -190,6 +230,28 @@ def test_the_assembly_unpacks_as_the_interpreted_kernel_does() -> None:
     ):
         expected = ((values.double() - zero[:, None]) * scale.double()[:, None]).to(torch.bfloat16)
         assert torch.equal(ptx.halves(plane), expected.double()), seed
+    near, rests = zip(*map(in_two, fine), strict=True)
+    inputs = [*pair, *map(doubled, near), *(doubled(-128.0 - zero) for zero in zeros), *map(doubled, rests)]
+    for plane, values, scale, zero in zip(
+        ptx.run(FINELY_SCALED.value, inputs, outputs=8), nibbles, fine, zeros, strict=True
+    ):
+        expected = ((values.double() - zero[:, None]) * scale.double()[:, None]).to(torch.bfloat16)
+        assert torch.equal(ptx.halves(plane), expected.double()), seed
+
+
+def test_the_assembly_for_hopper_rounds_elements_once() -> None:
+    """That of `int4_elements_sm90.cuh`, over scales of float16."""
+    source = source_file("int4_elements_sm90.cuh").read_text()
+    (body,) = re.findall(r"u32 element_pair\(.*?#if HALF_SCALES\s+asm\((.*?):", source, re.DOTALL)
+    assembly = "".join(re.findall(r'"(.*?)"', body)).replace("\\n", "\n").replace("%", "$")
+    (excess,) = (int(value, 16) for value in re.findall(r"EXCESS = (0x\w+);", source))
+    scale = every_half(np.random.default_rng(seed := secrets.randbits(32)))
+    near, rest = map(doubled, in_two(scale))
+    for nibble in range(16):
+        elements = doubled(torch.full((1000,), 128.0 + nibble))
+        (found,) = ptx.run(assembly, [elements, near, rest, np.full(1000, excess, np.uint32)], outputs=1)
+        expected = ((nibble - 8) * scale.double()).to(torch.bfloat16).double()
+        assert torch.equal(ptx.halves(found), expected[:, None].expand(-1, 2)), seed
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])

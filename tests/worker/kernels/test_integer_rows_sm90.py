@@ -11,7 +11,7 @@ import emulated_kernel
 import pytest
 import torch
 from hopper import on_hopper
-from plain_products import int4_elements, int8_elements, nvfp4_elements
+from plain_products import fine_scales, int4_elements, int8_elements, nvfp4_elements
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,10 +27,10 @@ ELEMENTS: dict[type, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def int4(outputs: int, inputs: int, scales: int) -> Int4Tiles:
+def int4(outputs: int, inputs: int, scales: int, *, half: bool = False) -> Int4Tiles:
     words = torch.randint(-(2**31), 2**31, (int4_tiles(inputs), outputs, 32)).to(torch.int32)
-    of_groups = (torch.rand(int4_tiles(inputs), scales, outputs) + 0.5) * inputs**-0.5 / 8
-    return Int4Tiles(words, of_groups.bfloat16(), None, inputs)
+    of_groups = fine_scales(int4_tiles(inputs), scales, outputs, size=inputs**-0.5 / 8)
+    return Int4Tiles(words, of_groups if half else of_groups.bfloat16(), None, inputs)
 
 
 def nvfp4(outputs: int, inputs: int) -> Nvfp4Tiles:
@@ -61,31 +61,39 @@ def exact(x: Tensor, matrix: Matrix, *, gated: bool) -> Tensor:
 
 @pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    ("tile", "scales", "gated", "parts", "outputs", "inputs", "grid"),
+    ("stored", "tile", "scales", "gated", "parts", "outputs", "inputs", "grid"),
     [
-        (64, 8, False, 1, 200, 1728, 2),  # two tiles each, the last one in part, inputs in part of a block
-        (128, 8, False, 3, 256, 1536, 4),  # of another part than the tile before
-        (64, 4, True, 1, 256, 1024, 3),
-        (96, 2, False, 1, 96, 1024, 1),
-        (352, 1, True, 1, 352, 512, 1),
-        (64, 16, False, 1, 208, 1728, 2),  # NVFP4
-        (128, 16, False, 3, 256, 1536, 4),
-        (96, 16, True, 1, 192, 1024, 1),
-        (64, 0, False, 1, 200, 1088, 2),  # INT8
-        (128, 0, False, 3, 256, 1536, 4),
-        (32, 0, True, 1, 128, 1024, 3),
-        (352, 0, True, 1, 352, 512, 1),
+        ("int4", 64, 8, False, 1, 200, 1728, 2),  # two tiles each, the last one in part, inputs in part of a block
+        ("int4", 128, 8, False, 3, 256, 1536, 4),  # of another part than the tile before
+        ("int4", 64, 4, True, 1, 256, 1024, 3),
+        ("int4", 96, 2, False, 1, 96, 1024, 1),
+        ("int4", 352, 1, True, 1, 352, 512, 1),
+        ("int4 float16", 64, 8, False, 1, 200, 1728, 2),
+        ("int4 float16", 128, 8, False, 3, 256, 1536, 4),
+        ("int4 float16", 96, 2, True, 1, 192, 1024, 1),
+        ("nvfp4", 64, 16, False, 1, 208, 1728, 2),
+        ("nvfp4", 128, 16, False, 3, 256, 1536, 4),
+        ("nvfp4", 96, 16, True, 1, 192, 1024, 1),
+        ("int8", 64, 0, False, 1, 200, 1088, 2),
+        ("int8", 128, 0, False, 3, 256, 1536, 4),
+        ("int8", 32, 0, True, 1, 128, 1024, 3),
+        ("int8", 352, 0, True, 1, 352, 512, 1),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 2])
 def test_emulated_near_float64(
-    tile: int, scales: int, gated: bool, parts: int, outputs: int, inputs: int, grid: int, rows: int, tmp_path: Path
-) -> None:
-    matrix: Matrix = int8(outputs, inputs) if not scales else int4(outputs, inputs, scales)
-    matrix = nvfp4(outputs, inputs) if scales == 16 else matrix
+    stored: str, tile: int, scales: int, gated: bool, parts: int, outputs: int, inputs: int, grid: int, rows: int,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    half = stored == "int4 float16"
+    matrix: Matrix = int4(outputs, inputs, scales, half=half) if "int4" in stored else int8(outputs, inputs)
+    matrix = nvfp4(outputs, inputs) if stored == "nvfp4" else matrix
     blocks, of_block = 1 if tile > 256 else 256 // tile, 256 if scales else 128
     tiles = -(-inputs // (of_block * blocks * parts)) * blocks
-    kernel = IntegerKernel(tile, blocks, rows, scales, tiles, gated, parts, nvfp4=scales == 16, int8=not scales)
+    kernel = IntegerKernel(
+        tile, blocks, rows, scales, tiles, gated, parts, nvfp4=stored == "nvfp4", int8=stored == "int8",
+        half_scales=half,
+    )  # fmt: skip
     library = emulated_integer_rows.library_of(kernel, tmp_path)
     sizes = 2.0 ** torch.arange(-8.0, 8.0).repeat_interleave(inputs // 16 + 1)[:inputs]
     x = (torch.randn(rows, inputs) * sizes).bfloat16()
@@ -93,7 +101,7 @@ def test_emulated_near_float64(
     result, expected = result.sum(0) if parts > 1 else result, exact(x, matrix, gated=gated)
     assert (result - expected).norm() < (8e-3 if gated else 4e-3) * expected.norm(), "bfloat16 rounds by 2^-8 at most"
     if parts > 1:
-        assert (result - expected).norm() < 1e-4 * expected.norm(), "of integers alone, nothing is rounded to bfloat16"
+        assert (result - expected).norm() < 1e-4 * expected.norm(), "of integers alone, nothing is rounded"
 
 
 @pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
@@ -138,10 +146,11 @@ def test_emulated_what_is_no_number_keeps_to_its_row(scales: int, tmp_path: Path
 
 @on_hopper
 @pytest.mark.parametrize(("outputs", "inputs"), [(5376, 21504), (16384, 5376), (2560, 2560), (43008, 512)])
-def test_near_float64_and_the_same_bits_at_every_launch(outputs: int, inputs: int) -> None:
+@pytest.mark.parametrize("half", [False, True])
+def test_near_float64_and_the_same_bits_at_every_launch(outputs: int, inputs: int, half: bool) -> None:
     from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows
 
-    matrix = int4(outputs, inputs, 8)
+    matrix = int4(outputs, inputs, 8, half=half)
     matrix = Int4Tiles(matrix.words.cuda(), matrix.scales.cuda(), None, inputs)
     for rows in (1, 2):
         x = torch.randn(rows, inputs + 64, device="cuda").bfloat16()[:, 64:]  # rows lie apart

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from hopper import ON_HOPPER
-from plain_products import fp8_elements, int4_elements, int8_elements
+from plain_products import fine_scales, fp8_elements, int4_elements, int8_elements
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,13 +33,13 @@ def dense(outputs: int, inputs: int) -> tuple[Tensor, Product]:
     return weight.double(), lambda x, **gate: dense_rows(x, weight, **gate)
 
 
-def int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Product]:
+def int4(outputs: int, inputs: int, group: int, *, half: bool = False) -> tuple[Tensor, Product]:
     from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import int4_rows
 
     tiles = int4_tiles(inputs)
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
-    scales = (torch.rand((tiles, 256 // group, outputs), device=CUDA) + 0.5) * inputs**-0.5 / 8
-    matrix = Int4Tiles(words, scales.bfloat16(), None, inputs)
+    scales = fine_scales(tiles, 256 // group, outputs, size=inputs**-0.5 / 8, device=CUDA)
+    matrix = Int4Tiles(words, scales if half else scales.bfloat16(), None, inputs)
     return int4_elements(matrix, torch.float64), lambda x, **gate: int4_rows(x, matrix, **gate)
 
 
@@ -74,6 +74,7 @@ MAKERS = {
     "fp8": partial(fp8, rounds=False),
     "fp8 rounded": partial(fp8, rounds=True),
     **{f"int4_g{group}": lambda n, k, group=group: int4(n, k, group) for group in (32, 64, 128, 256)},
+    **{f"int4_g{group}_f16": lambda n, k, group=group: int4(n, k, group, half=True) for group in (32, 128)},
 }
 
 

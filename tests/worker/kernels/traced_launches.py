@@ -52,6 +52,7 @@ CASES = (
     _case("E4B", "int4_zeros", kv_cache_dtype="int8"),
     _case("26B-A4B", **MANY),
     _case("26B-A4B", "int4", **MANY),
+    _case("26B-A4B", "int4_f16", **MANY),
     _case("31B", "nvfp4", at_start=False),
     _case("26B-A4B", "nvfp4", at_start=False, **MANY),
     _case("26B-A4B", "fp8", tensor_parallel_size=2, **MANY),
@@ -61,6 +62,7 @@ CASES = (
 )
 FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"stored": "int4", "scales": "group", "group_size": 32},
+    "int4_f16": {"stored": "int4", "scales": "group", "group_size": 32, "scale_type": "float16"},
     "int4_zeros": {"stored": "int4", "scales": "group", "group_size": 32, "symmetric": False},
     "int8": {"stored": "int8", "scales": "channel"},
     "int8_groups": {"stored": "int8", "scales": "group", "group_size": 32, "scale_type": "float16"},

@@ -9,16 +9,22 @@ import pytest
 import torch
 from chosen_operations import ChosenOperations, product
 from dense_attention import dense_logits
+from gguf_files import write_gguf
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
+from pretended_gpu import DEVICE, pretended_gpu
 from quantise import quantise
 from torch import Tensor
 
+from modelserve.inspection import read_architecture, read_weight_format
 from modelserve.model.weight_format import StoredType
+from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve_worker.kernels.experts.experts import NO_EXPERT, Choice, PlainExperts
+from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.products.fp8_linear_triton import fp8_grouped, fp8_unpacked_product
 from modelserve_worker.kernels.products.int4_linear_triton import int4_fused_product, int4_grouped
 from modelserve_worker.kernels.products.int8_linear_triton import int8_fused_product, int8_grouped
 from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
+from modelserve_worker.layers.stored.int4 import Int4Matrix
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 CAPABILITY = 80
@@ -88,3 +94,31 @@ def test_experts_multiply_as_their_dequantised_matrices(name: str, tmp_path: Pat
     expected, actual = (PlainExperts().weighted_sum(each) for each in (wide(x.float(), choice), narrow(x, choice)))
     assert not actual[4].any()
     assert error(actual, expected) < 2e-2  # three roundings to bfloat16, one after the other
+
+
+@pytest.mark.parametrize("name", ["gptq_g32_asym", "Q4_0"])
+def test_scales_of_float16_take_kernels_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """As they are, whoever made the checkpoint."""
+    make_checkpoint("31B", tmp_path / "dense", seed=3, dtype=torch.bfloat16, head_dim=64, global_head_dim=256)
+    directory = tmp_path / "quantised"
+    if name == "Q4_0":
+        directory.mkdir()
+        write_gguf(tmp_path / "dense", name, directory / "m.gguf")
+    else:
+        quantise(tmp_path / "dense", directory, name)
+    elements = {name: matrix.dense().double() for name, matrix in load_checkpoint(directory).stored_matrices()}
+    architecture, stored = read_architecture(directory), read_weight_format(directory)
+    with pretended_gpu(CAPABILITY):
+        operations = Operations(resolve(CAPABILITY, architecture, Formats(stored)), DEVICE)
+        model = load_checkpoint(directory, dtype=torch.bfloat16, device=DEVICE, operations=operations)
+        matrices = dict(model.stored_matrices())
+        assert not any(matrix.dequantises for matrix in matrices.values())
+        quantised = {name: each for name, each in matrices.items() if isinstance(each, Int4Matrix)}
+        one_of_each_shape = {(matrix.rows, matrix.columns): name for name, matrix in quantised.items()}.values()
+        assert len(one_of_each_shape) > 2
+        for name in one_of_each_shape:
+            matrix = quantised[name]
+            assert matrix.scale.dtype == torch.float16
+            x = torch.randn(3, matrix.columns).bfloat16()
+            product = matrix.linear(x.to(DEVICE)).cpu()
+            assert error(product, x.double() @ elements[name].t()) < 4e-3

@@ -23,6 +23,7 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
 FP8 = WeightFormat(stored="fp8", scales="channel", fp8_activations=True)
+HALF = WeightFormat(stored="int4", scales="group", group_size=128, symmetric=False, scale_type="float16")
 FP8_BLOCK = WeightFormat(stored="fp8", scales="block")
 INT8 = WeightFormat(stored="int8", scales="channel")
 INT8_GROUPS = WeightFormat(stored="int8", scales="group", group_size=16, scale_type="float16")
@@ -33,6 +34,7 @@ INT8_GROUPS = WeightFormat(stored="int8", scales="group", group_size=16, scale_t
     [
         ("31B", 2, int4(32), False),
         ("E4B", 1, int4(128, symmetric=False), False),
+        ("31B", 1, HALF, False),
         ("31B", 8, int4(32), True),  # 2,688 inputs of a rank's share are ten and a half tiles
         ("26B-A4B", 2, int4(32, symmetric=False), True),
         ("26B-A4B", 1, FP8_BLOCK, True),  # the experts' 704 rows are five and a half blocks
@@ -81,6 +83,7 @@ def test_what_products_hold_on_a_gpu_and_on_a_cpu() -> None:
     assert terms(FP8_BLOCK, tokens=8192)["products"] == SPLIT_SUM_BYTES
     assert "products" not in terms(None, tokens=8192)
     architecture = architecture_of("31B", form="")
+    assert terms(HALF, tokens=128) == terms(int4(128, symmetric=False), tokens=128)
     for plain in (terms(int4(32), tokens=64, on_cpu=True), terms(int4(16), tokens=64)):
         assert "products" not in plain
         assert plain["dequantised"] > 43008 * 5376 * 2

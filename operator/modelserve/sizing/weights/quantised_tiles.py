@@ -9,11 +9,12 @@ from functools import lru_cache
 from math import gcd
 
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.weight_format import FP8_BLOCK, NVFP4_GROUP, MatrixFormat, ScaleType, StoredType, WeightFormat
+from modelserve.model.weight_format import FP8_BLOCK, NVFP4_GROUP, MatrixFormat, StoredType, WeightFormat
 from modelserve.sizing.weights.text import WeightTensor, weight_tensors
 
 INT4_TILE_INPUTS = 256  # inputs of one tile; the last tile of a row is filled up with zeros
 INT4_GROUPS = (32, 64, 128, 256)  # inputs of a scale that the kernels take
+INT4_SCALE_BYTES = 2  # of a scale that they take: bfloat16 or float16
 INT4_FUSED_ROWS = 128  # rows of inputs up to which every GPU unpacks INT4 inside of a product
 NVFP4_TILE_INPUTS = 256  # of NVFP4, likewise
 INT8_TILE_INPUTS = 128  # of INT8, likewise
@@ -27,7 +28,7 @@ def takes_format(stored: MatrixFormat) -> bool:
     """Whether kernels multiply by a quantised matrix of this format, which they hold in an order of their own; else it
     is dequantised for each product."""
     if stored.stored is StoredType.INT4:
-        return stored.group_size in INT4_GROUPS and stored.scale_type is ScaleType.BFLOAT16
+        return stored.group_size in INT4_GROUPS and stored.scale_type.bytes == INT4_SCALE_BYTES
     if stored.stored is StoredType.INT8:
         return stored.group_size is None or stored.group_size in INT8_GROUPS
     return stored.stored in (StoredType.FP8, StoredType.NVFP4)
@@ -38,10 +39,10 @@ def int4_tiles(inputs: int) -> int:
     return -(-inputs // INT4_TILE_INPUTS)
 
 
-def int4_matrix_bytes(*, rows: int, inputs: int, group: int, zero_points: bool, scale_bytes: int = 2) -> int:
+def int4_matrix_bytes(*, rows: int, inputs: int, group: int, zero_points: bool) -> int:
     """Words, scales and zero points (two in a byte) of one matrix."""
     tiles, groups = int4_tiles(inputs), INT4_TILE_INPUTS // group
-    return rows * tiles * (INT4_TILE_INPUTS // 2 + scale_bytes * groups + (-(-groups // 2) if zero_points else 0))
+    return rows * tiles * (INT4_TILE_INPUTS // 2 + INT4_SCALE_BYTES * groups + (-(-groups // 2) if zero_points else 0))
 
 
 def int8_inputs(inputs: int) -> int:
@@ -108,7 +109,6 @@ def _held_bytes(tensor: WeightTensor, stored: MatrixFormat) -> int:
             rows=rows,
             inputs=inputs,
             group=stored.group_size,
-            scale_bytes=stored.scale_type.bytes,
             zero_points=not stored.symmetric,
         )
     if stored.stored is StoredType.NVFP4:

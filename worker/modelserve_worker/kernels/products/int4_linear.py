@@ -27,10 +27,10 @@ REPACKED_ELEMENTS = 1 << 25  # at a time: what bounds the extra memory of a repa
 class Int4Tiles:
     """A matrix of N rows and K inputs; experts put a dimension E before all others.
 
-    words int32 [ceil(K / 256), N, 32]; scales bfloat16 [ceil(K / 256), 256 / g, N], for groups of g = 32, 64, 128 or
-    256 inputs; zero_points uint8 [ceil(K / 256), ceil(128 / g), N], those of two groups in one, the first in the low
-    half. Element = (nibble - zero point) * scale. Without zero points they are 8. Inputs from K on have the scale 0. A
-    matrix of one expert has fewer than 2^31 words.
+    words int32 [ceil(K / 256), N, 32]; scales bfloat16 or float16 [ceil(K / 256), 256 / g, N], for groups of g = 32,
+    64, 128 or 256 inputs; zero_points uint8 [ceil(K / 256), ceil(128 / g), N], those of two groups in one, the first in
+    the low half. Element = (nibble - zero point) * scale. Without zero points they are 8. Inputs from K on have the
+    scale 0. A matrix of one expert has fewer than 2^31 words.
     """
 
     words: Tensor
@@ -49,7 +49,8 @@ class Int4Tiles:
 
 
 def repack_int4(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Int4Tiles:
-    """Published words int32 [N, K / 8], scale bfloat16 [N, K / g], zero_point int32 [ceil(N / 8), K / g] -> tiles.
+    """Published words int32 [N, K / 8], scale bfloat16 or float16 [N, K / g], zero_point int32 [ceil(N / 8), K / g] ->
+    tiles, with the scales as they are.
 
     Experts may be a dimension before the others. The extra memory beside the result is at most 96 MiB. Raises
     ValueError where shapes do not fit together, or for groups that the kernels do not take.

@@ -48,16 +48,26 @@ PAIRS = tl.constexpr("{\n.reg .b32 low, high, t;\n" + _PAIRS + "}")
 OCTET = tl.constexpr((tl.bfloat16,) * 8)
 PAIRS_OPERANDS = tl.constexpr(_OUT)
 SCALED_OPERANDS = tl.constexpr(_OUT + 16 * ",r")
-# Beside the words a scale and minus (128 + zero point) for each plane. The sum is exact, the product is rounded once.
-SCALED = tl.constexpr(
-    "{\n.reg .b32 low, high, t, one, none;\nmov.b32 one, 0x3f803f80;\nmov.b32 none, 0x80008000;\n"
-    + _PAIRS
-    + "".join(
-        f"fma.rn.bf16x2 ${p}, ${p}, one, ${18 + p};\nfma.rn.bf16x2 ${p}, ${p}, ${10 + p}, none;\n"
+FINELY_SCALED_OPERANDS = tl.constexpr(_OUT + 24 * ",r")
+
+
+def _scaled(*, finely: bool) -> str:
+    """Beside the words a scale and minus (128 + zero point) for each plane. The sum is exact, the product rounded once.
+
+    `finely`: the scale is a sum of two (`in_two`), of which the second, behind the offsets, has an exact product, too.
+    """
+    planes = "".join(
+        f"fma.rn.bf16x2 ${p}, ${p}, one, ${18 + p};\n"
+        + (f"fma.rn.bf16x2 t, ${p}, ${26 + p}, none;\n" if finely else "")
+        + f"fma.rn.bf16x2 ${p}, ${p}, ${10 + p}, {'t' if finely else 'none'};\n"
         for p in range(PLANES)
     )
-    + "}"
-)
+    constants = "mov.b32 one, 0x3f803f80;\nmov.b32 none, 0x80008000;\n"
+    return "{\n.reg .b32 low, high, t, one, none;\n" + constants + _PAIRS + planes + "}"
+
+
+SCALED = tl.constexpr(_scaled(finely=False))
+FINELY_SCALED = tl.constexpr(_scaled(finely=True))
 
 
 @bundle
@@ -72,18 +82,42 @@ class TiledMatrix(NamedTuple):
 
 
 @triton.jit
+def in_two(scales):
+    """Eight of float16, whose eleven bits are a sum of two numbers of bfloat16: of eight bits, and of three at most."""
+    near = ()
+    rests = ()
+    for plane in tl.static_range(NIBBLES):
+        wide = scales[plane].to(tl.float32)
+        nearest = wide.to(tl.bfloat16)
+        near = near + (nearest,)  # noqa: RUF005 - kernels know no star
+        rests = rests + ((wide - nearest.to(tl.float32)).to(tl.bfloat16),)  # noqa: RUF005
+    return near, rests
+
+
+@triton.jit
 def unpacked(words, scales, offsets, SCALE: tl.constexpr):
     """Words int32 [BLOCK_N, 32] -> eight planes: 128 + nibble, or with SCALE (128 + nibble + offset) * scale.
 
-    scales and offsets are eight of [BLOCK_N, 1] each, bfloat16.
+    scales and offsets are eight of [BLOCK_N, 1] each: scales of bfloat16 or float16, offsets of bfloat16.
     """
     if PACKED and SCALE:
-        given = [
-            words, scales[0], scales[1], scales[2], scales[3], scales[4], scales[5], scales[6], scales[7],
-            offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], offsets[7],
-        ]  # fmt: skip
-        return tl.inline_asm_elementwise(SCALED, SCALED_OPERANDS, given, dtype=OCTET, is_pure=True, pack=2)
-    elif PACKED:  # noqa: RET505 - the compiler looks at both after an if without else
+        if scales[0].dtype == tl.float16:
+            near, rests = in_two(scales)
+            both = [
+                words, near[0], near[1], near[2], near[3], near[4], near[5], near[6], near[7],
+                offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], offsets[7],
+                rests[0], rests[1], rests[2], rests[3], rests[4], rests[5], rests[6], rests[7],
+            ]  # fmt: skip
+            return tl.inline_asm_elementwise(
+                FINELY_SCALED, FINELY_SCALED_OPERANDS, both, dtype=OCTET, is_pure=True, pack=2
+            )
+        else:  # noqa: RET505 - the compiler looks at both after an if without else
+            given = [
+                words, scales[0], scales[1], scales[2], scales[3], scales[4], scales[5], scales[6], scales[7],
+                offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], offsets[7],
+            ]  # fmt: skip
+            return tl.inline_asm_elementwise(SCALED, SCALED_OPERANDS, given, dtype=OCTET, is_pure=True, pack=2)
+    elif PACKED:
         return tl.inline_asm_elementwise(PAIRS, PAIRS_OPERANDS, [words], dtype=OCTET, is_pure=True, pack=2)
     else:
         planes = ()
@@ -91,7 +125,7 @@ def unpacked(words, scales, offsets, SCALE: tl.constexpr):
             values = ((words >> (4 * plane)) & 15).to(tl.float32) + 128.0
             if SCALE:
                 values = (values + offsets[plane].to(tl.float32)) * scales[plane].to(tl.float32)
-            planes = planes + (values.to(tl.bfloat16).to(tl.float32),)  # noqa: RUF005 - kernels know no star
+            planes = planes + (values.to(tl.bfloat16).to(tl.float32),)  # noqa: RUF005
         return planes
 
 

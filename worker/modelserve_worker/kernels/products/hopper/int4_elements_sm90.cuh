@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "group_scales_sm90.cuh"
 #include "pipeline.cuh"
 
 constexpr u32 EXCESS = 0xC308C308;  // -136 twice: what 128 + nibble is too large by
@@ -13,11 +14,37 @@ __device__ __forceinline__ u32 nibble_pair(u32 halves) {
   return pair;
 }
 
-// (nibble - 8) * scale of both, rounded once. `scale`: twice.
-__device__ __forceinline__ u32 element_pair(u32 halves, u32 scale) {
+// What elements of a row and group are multiplied by, twice in each word. The eleven bits of float16 are a sum of two
+// numbers of bfloat16, of which the second has three at most: its product with an element is exact.
+struct ElementScale {
+  u32 scale;
+#if HALF_SCALES
+  u32 rest;
+#endif
+};
+
+__device__ __forceinline__ ElementScale element_scale(unsigned short bits) {
+#if HALF_SCALES
+  const float whole = scale_of(bits);
+  const u32 scale = bf16_pair(whole, whole);
+  const float rest = whole - __uint_as_float(scale << 16);
+  return {scale, bf16_pair(rest, rest)};
+#else
+  return {__byte_perm(bits, 0, 0x1010)};
+#endif
+}
+
+// (nibble - 8) * scale of both, rounded once.
+__device__ __forceinline__ u32 element_pair(u32 halves, const ElementScale& by) {
   u32 pair;
+#if HALF_SCALES
+  asm("{\n.reg .b32 v, t;\nadd.rn.bf16x2 v, %1, %4;\nmul.rn.bf16x2 t, v, %3;\nfma.rn.bf16x2 %0, v, %2, t;\n}"
+      : "=r"(pair)
+      : "r"(nibble_pair(halves)), "r"(by.scale), "r"(by.rest), "r"(EXCESS));
+#else
   asm("{\n.reg .b32 v;\nadd.rn.bf16x2 v, %1, %3;\nmul.rn.bf16x2 %0, v, %2;\n}"
       : "=r"(pair)
-      : "r"(nibble_pair(halves)), "r"(scale), "r"(EXCESS));
+      : "r"(nibble_pair(halves)), "r"(by.scale), "r"(EXCESS));
+#endif
   return pair;
 }

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "group_scales_sm90.cuh"
 #include "integer_inputs_sm90.cuh"
 
 // Of 32 inputs of a row: how much an integer's one is, and what their products are too large by for the matrix's zero.
@@ -50,7 +51,7 @@ __device__ __forceinline__ void consume(float (&sums)[4], const unsigned char* m
         const float product =
             (float)(products[2 * second] * 256 + products[2 * second + 1]) * unit.unit + unit.zero;
         const u32 scale = scales[half * (SCALE_STAGE / 2) + plane / (PLANES / SCALES) * HALF_ROWS + 8 * second];
-        sums[2 * half + second] += __uint_as_float(scale << 16) * product;
+        sums[2 * half + second] += scale_of(scale) * product;
       }
     }
   }

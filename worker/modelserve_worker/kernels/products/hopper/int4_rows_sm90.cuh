@@ -46,8 +46,6 @@ __device__ __forceinline__ void plane_operands(u32 (&a)[8], const u32 (&halves)[
     for (int row = 0; row < 2; row++) a[2 * pair + row] = nibble_pair(halves[row][pair] >> (4 * nibble));
 }
 
-__device__ __forceinline__ float wide(unsigned short value) { return __uint_as_float((u32)value << 16); }
-
 // For so few columns it costs less to scale sums than elements.
 __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Words& words) {
   const u32 excess[4] = {EXCESS, EXCESS, EXCESS, EXCESS};
@@ -86,7 +84,7 @@ __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Wor
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const unsigned short* scales = words.scales(4 * high + nibble + each, half);
-          const float first = wide(scales[0]), second = wide(scales[8]);
+          const float first = scale_of(scales[0]), second = scale_of(scales[8]);
           float(&sum)[4] = sums[half];
           float(&part)[4] = inside[each][half];
           sum[0] += first * part[0];
@@ -103,7 +101,8 @@ __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Wor
 __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Words& words) {
 #pragma unroll
   for (int high = 0; high < 2; high++) {
-    u32 halves[2][2][4], scale[2][2];
+    u32 halves[2][2][4];
+    ElementScale scale[2][2];
 #pragma unroll
     for (int half = 0; half < 2; half++) words.read(halves[half], half, high);
 #pragma unroll
@@ -117,7 +116,7 @@ __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Wor
 #pragma unroll
         for (int second = 0; second < 2; second++) {
           if (nibble == 0 || plane % PLANES_OF_SCALE == 0)
-            scale[half][second] = __byte_perm(words.scales(plane, half)[8 * second], 0, 0x1010);
+            scale[half][second] = element_scale(words.scales(plane, half)[8 * second]);
 #pragma unroll
           for (int pair = 0; pair < 4; pair++)
             a[half][2 * pair + second] = element_pair(halves[half][second][pair] >> 4 * nibble, scale[half][second]);

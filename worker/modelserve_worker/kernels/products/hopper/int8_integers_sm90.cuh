@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "group_scales_sm90.cuh"
 #include "integer_inputs_sm90.cuh"
 
 struct Tables {};
@@ -17,12 +18,6 @@ __device__ __forceinline__ void make_integers(unsigned char* memory, const Rows&
 
 constexpr int OF_SCALE = PLANES / (SCALES ? SCALES : 1);  // planes
 constexpr bool ANY_ORDER = OF_SCALE == PLANES;
-
-// The scale of a group, in bfloat16 or float16.
-__device__ __forceinline__ float group_scale(u32 bits) {
-  if (!HALF_SCALES) return __uint_as_float(bits << 16);
-  return __uint_as_float((bits & 0x8000) << 16 | (bits & 0x7FFF) << 13) * 5.1922969e33f;  // 2^112
-}
 
 // sums of outputs n and n + 8 in each half, of row lane % 4. Of every 64 bytes, the first ones of pairs are elements 0 to
 // 31, and the second ones 32 to 63.
@@ -65,7 +60,7 @@ __device__ __forceinline__ void consume(float (&sums)[4], const unsigned char* m
           const u32 scale =
               SCALES ? scales[half * (SCALE_STAGE / 2) + (done / OF_SCALE - 1) * HALF_ROWS + 8 * second] : 0;
           const float product = (float)(two[2 * second] * 256 + two[2 * second + 1]) * unit;
-          sums[2 * half + second] += SCALES ? group_scale(scale) * product : product;
+          sums[2 * half + second] += SCALES ? scale_of(scale) * product : product;
           two[2 * second] = two[2 * second + 1] = 0;
         }
       }

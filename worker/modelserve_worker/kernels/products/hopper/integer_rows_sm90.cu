@@ -20,16 +20,13 @@
 // inputs, 8, 4, 2 or 1, of NVFP4 16; TILES: of 256 inputs that x has, or a part of it; GATED: whether the second half of a tile holds the
 // rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1; STAGES; NVFP4: whether
 // elements are e2m1, with scales of a byte, and rows have scales of their own; INT8: whether elements take a byte and a block
-// is of 128 inputs, of which SCALES are, or 0 where rows have scales; HALF_SCALES: of INT8, whether they are float16.
+// is of 128 inputs, of which SCALES are, or 0 where rows have scales; HALF_SCALES: of INT4 and INT8, whether they are float16.
 
 #ifndef NVFP4
 #define NVFP4 0
 #endif
 #ifndef INT8
 #define INT8 0
-#endif
-#ifndef HALF_SCALES
-#define HALF_SCALES 0
 #endif
 #define ROW_SCALES (NVFP4 || SCALES == 0)
 

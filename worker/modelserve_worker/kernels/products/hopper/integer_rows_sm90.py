@@ -33,8 +33,8 @@ class IntegerKernel:
     """One compilation: `tile` rows of the matrix times up to `rows` rows of x.
 
     `blocks` of 256 inputs, of INT8 128, with `scales` each, in a stage, one for each group of warps. `tiles`: of so
-    many inputs that x has, or one of `parts` of it that are multiplied apart, in whole stages. `half_scales`: of INT8,
-    they are float16.
+    many inputs that x has, or one of `parts` of it that are multiplied apart, in whole stages. `half_scales`: of INT4
+    and INT8, they are float16.
     """
 
     tile: int
@@ -103,7 +103,7 @@ def kernel_for(
     bucket = next(most for most in INTEGER_ROWS if rows <= most)
     return IntegerKernel(
         division.tile, division.blocks, bucket, scales, tiles, gated, division.parts, nvfp4, int8,
-        half_scales=int8 and matrix.scales.dtype is torch.float16,
+        half_scales=matrix.scales.dtype is torch.float16,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@
 // whoever reads it adds the parts.
 //
 // Whoever compiles defines COLUMNS: 64, 128, 192 or 256; NVFP4: whether elements are e2m1, with scales of a byte, and rows
-// have scales of their own; SCALES of a row in a block: 8, 4, 2 or 1, of NVFP4 16; GATED: whether a
+// have scales of their own; HALF_SCALES: whether INT4's scales are float16; SCALES of a row in a block: 8, 4, 2 or 1, of NVFP4 16; GATED: whether a
 // tile has 64 rows of each half of the matrix, and the output is gelu(first) * second; SPLIT; W_STAGES and X_STAGES.
 
 #ifndef NVFP4
@@ -96,7 +96,7 @@ struct Block {
 #else
   static constexpr int PLANES_OF_SCALE = PLANES / SCALES;
   u32 halves[2][4][2];  // of two rows, of neighbours in a plane, of nibbles 0 to 3 and 4 to 7
-  u32 scale[2];
+  ElementScale scale[2];
 
   __device__ __forceinline__ void read(const unsigned char* stage, int row, int t) {
     scales = stage + WORD_BYTES + 2 * row;
@@ -114,8 +114,8 @@ struct Block {
     if (plane % PLANES_OF_SCALE == 0)
 #pragma unroll
       for (int second = 0; second < 2; second++)
-        scale[second] = __byte_perm(
-            ((const unsigned short*)scales)[plane / PLANES_OF_SCALE * HALF_ROWS + second * SECOND_SCALE], 0, 0x1010);
+        scale[second] = element_scale(
+            ((const unsigned short*)scales)[plane / PLANES_OF_SCALE * HALF_ROWS + second * SECOND_SCALE]);
 #pragma unroll
     for (int i = 0; i < 8; i++)
       a[i] = element_pair(halves[i % 2][i / 2][plane / 4] >> plane % 4 * 4, scale[i % 2]);

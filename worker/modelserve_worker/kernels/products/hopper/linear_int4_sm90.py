@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
@@ -35,13 +36,17 @@ _BARRIER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Int4Kernel:
-    """One compilation: up to `columns` rows of x a tile, `scales` of 256 inputs; gated and split as `FewRows` says."""
+    """One compilation: up to `columns` rows of x a tile, `scales` of 256 inputs; gated and split as `FewRows` says.
+
+    `half_scales`: of INT4, they are float16.
+    """
 
     columns: int
     scales: int
     gated: bool
     split: bool
     nvfp4: bool = False
+    half_scales: bool = False
 
     @property
     def x_boxes(self) -> int:
@@ -68,6 +73,7 @@ class Int4Kernel:
         defines = {
             "COLUMNS": self.columns, "SCALES": self.scales, "GATED": int(self.gated), "SPLIT": int(self.split),
             "W_STAGES": words, "X_STAGES": x, **({"NVFP4": 1} if self.nvfp4 else {}),
+            **({"HALF_SCALES": 1} if self.half_scales else {}),
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
         return CudaSource("linear_int4_sm90.cu", "linear_int4", "sm_90a", stated, self.shared_bytes)
@@ -137,7 +143,7 @@ def int4_product(
         (half, scales, 1), swizzled=False, promoted=False,
     )  # fmt: skip
     return _product(x, words_map, scales_map, division(len(x), outputs, blocks, split=split), outputs, shared,
-                    scales=scales, gated=gated)  # fmt: skip
+                    scales=scales, gated=gated, half_scales=matrix.scales.dtype is torch.float16)  # fmt: skip
 
 
 def nvfp4_product(
@@ -160,11 +166,14 @@ def _product(
     *,
     scales: int,
     gated: bool,
+    half_scales: bool = False,
     row_scales: Tensor | None = None,
 ) -> Tensor:
     x = readable(x)
     rows, inputs = x.shape
-    kernel = Int4Kernel(work.columns, scales, gated, work.parts > 1, nvfp4=row_scales is not None)
+    kernel = Int4Kernel(
+        work.columns, scales, gated, work.parts > 1, nvfp4=row_scales is not None, half_scales=half_scales
+    )
     x_map = tensor_map(
         x.data_ptr(), (_BOX_INPUTS, rows, inputs // _BOX_INPUTS), (2 * x.stride(0), 2 * _BOX_INPUTS), kernel.x_box
     )

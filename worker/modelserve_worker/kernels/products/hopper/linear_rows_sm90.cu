@@ -16,7 +16,7 @@
 // one then finds all complete that came before it (dependent_launch.py).
 //
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4:
-// 0, or the scales of a row in 256 inputs (8, 4, 2, 1, of NVFP4 16); NVFP4, of INT4: whether elements are e2m1, with scales of a byte; FP8, EXPERTS, SETTLES: 0 or 1; INT8, of FP8: whether
+// 0, or the scales of a row in 256 inputs (8, 4, 2, 1, of NVFP4 16); HALF_SCALES: whether these are float16; NVFP4, of INT4: whether elements are e2m1, with scales of a byte; FP8, EXPERTS, SETTLES: 0 or 1; INT8, of FP8: whether
 // elements are integers in its order; ROUNDS: of FP8, whether x is rounded to the
 // precision of e4m3 as it is read; GATED: whether the second half of a tile holds the rows that those of the first, after GELU, are
 // multiplied with; SPLIT: 0 or 1.

@@ -41,9 +41,9 @@ class RowsKernel:
     """One compilation: `tile` rows of the matrix times up to `rows` rows.
 
     Its format: FP8, of which `rounds` rounds x to the precision of e4m3 and `int8` has integers as elements, INT4 with
-    `int4_scales` for 256 inputs, which `nvfp4` has as elements of e2m1 and scales of a byte, or bfloat16. `parts` of
-    the inputs are multiplied apart.
-    `experts`: of many matrices those that rows chose. `settles`: what starts behind it finds all complete before it.
+    `int4_scales` for 256 inputs, which `half_scales` has in float16 and `nvfp4` as elements of e2m1 and scales of a
+    byte, or bfloat16. `parts` of the inputs are multiplied apart. `experts`: of many matrices those that rows chose.
+    `settles`: what starts behind it finds all complete before it.
     """
 
     tile: int
@@ -57,6 +57,7 @@ class RowsKernel:
     rounds: bool = False
     nvfp4: bool = False
     int8: bool = False
+    half_scales: bool = False
 
     @property
     def blocks(self) -> int:
@@ -105,6 +106,7 @@ class RowsKernel:
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
             "EXPERTS": int(self.experts), "SETTLES": int(self.settles), "ROUNDS": int(self.rounds),
             **({"NVFP4": 1} if self.nvfp4 else {}), **({"INT8": 1} if self.int8 else {}),
+            **({"HALF_SCALES": 1} if self.half_scales else {}),
         }  # fmt: skip
         entry = "chosen_rows" if self.experts else "linear_rows"
         stated = tuple(f"{name}={value}" for name, value in defines.items())
@@ -124,6 +126,7 @@ def kernel_for(
     rounds: bool = False,
     nvfp4: bool = False,
     int8: bool = False,
+    half_scales: bool = False,
 ) -> RowsKernel:
     """The division that gives most multiprocessors work.
 
@@ -153,8 +156,9 @@ def kernel_for(
     else:
         tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
     return RowsKernel(
-        tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds, nvfp4=nvfp4, int8=int8
-    )
+        tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds, nvfp4=nvfp4, int8=int8,
+        half_scales=half_scales,
+    )  # fmt: skip
 
 
 def readable(x: Tensor) -> Tensor:
@@ -179,7 +183,9 @@ def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool 
     """The same with a symmetric INT4 matrix."""
     tiles, rows, _ = matrix.words.shape
     scales = matrix.scales.shape[1]
-    kernel = kernel_for(x.shape[0], rows, int4_scales=scales, gated=gated, split=split)
+    kernel = kernel_for(
+        x.shape[0], rows, int4_scales=scales, gated=gated, split=split, half_scales=matrix.scales.dtype is torch.float16
+    )
     half, depth = kernel.tile // 2, kernel.blocks
     words = tensor_map(
         matrix.words.data_ptr(), (INPUTS, rows, tiles), (128, 128 * rows), (INPUTS, half, depth), promoted=False
