@@ -18,7 +18,7 @@ PLANE = FP8_PAIR_INPUTS // 2
 
 
 def fine_scales(*shape: int, size: float, device: torch.device | str = "cpu") -> Tensor:
-    """float16 of both signs, each of which loses 2^-10 to 2^-9 of itself, or more, where it is rounded to bfloat16."""
+    """float16 of both signs, each of which loses 1.5e-3 to 3e-3 of itself where it is rounded to bfloat16."""
     sizes = ((torch.rand(shape, device=device) + 0.5) * size).half().view(torch.int16) & ~7 | 3
     return sizes.view(torch.float16) * (torch.randint(2, shape, device=device) * 2 - 1).half()
 
