@@ -22,7 +22,7 @@ from modelserve_worker.batch import SampledTokens
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.costs.step_costs import MeasuredCosts, PlannedCosts, StepCosts
-from modelserve_worker.scheduling.drafting import LEAST_PROPOSALS, LOW_FOR_S, Drafting
+from modelserve_worker.scheduling.drafting import LOW_FOR_S, Drafting
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.stats import TimedStep
 
@@ -211,7 +211,7 @@ def test_a_drafter_that_is_nearly_always_wrong_is_told(caplog: pytest.LogCapture
     drafting = Drafting(K, 4, PerRow(0.1), now=lambda: now[0])
     requests = Requests(drafting, np.full((4, K), 0.01))
     caplog.set_level(logging.INFO)
-    for _ in range(LEAST_PROPOSALS):
+    for _ in range(Drafting.least_proposals):
         requests.step()
     assert not drafting.low_acceptance, "it was not long"
     now[0] += LOW_FOR_S
@@ -219,7 +219,7 @@ def test_a_drafter_that_is_nearly_always_wrong_is_told(caplog: pytest.LogCapture
     assert drafting.low_acceptance
     assert [record.levelname for record in caplog.records] == ["WARNING"], "once"
     requests.chances = np.full((4, K), 0.8)
-    for _ in range(LEAST_PROPOSALS):
+    for _ in range(Drafting.least_proposals):
         requests.step()
     now[0] += LOW_FOR_S
     requests.step()
