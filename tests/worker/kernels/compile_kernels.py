@@ -70,6 +70,7 @@ SPILLS = (
     ("int4_product(", 16),
     ("int4_expert_products(", 16),
     ("int8_product(", 16),
+    ("nvfp4_expert_products(", 16),
     ("rank_sum(WIDTH=2048,RANKS=2,NORMS=0; sm_80", 8),
 )
 
