@@ -9,6 +9,7 @@ import pytest
 
 from modelserve.model.model_facts import ModelFacts
 from modelserve_operator.cluster.kinds import DEPLOYMENT, JOB, POD, ResourceKind
+from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.writing import drift
 
 Body = dict[str, Any]
@@ -63,6 +64,28 @@ def test_a_new_one_gets_ready_and_it_is_said_once(
     now, before = world.cluster.of(POD)[0], pods[0]
     assert (now["metadata"]["uid"], now["spec"]) == (before["metadata"]["uid"], before["spec"])
     assert world.cluster.of(DEPLOYMENT)[0]["spec"]["template"] == deployments[0]["spec"]["template"]
+
+
+def test_it_is_said_where_the_child_changed_while_it_was_remembered(
+    world, tiny_spec: Body, tiny_facts: ModelFacts
+) -> None:
+    refused = []
+
+    def changed_meanwhile(request) -> None:
+        """As where a controller writes the status between our write and the annotation."""
+        remembers = request.verb == "json_patch" and request.kind is DEPLOYMENT and "annotations" in str(request.body)
+        if remembers and not refused:
+            refused.append(request)
+            raise KubeError(422, "testing value /metadata/resourceVersion failed")
+
+    world.cluster.admission, world.cluster.asked = _adds_env, changed_meanwhile
+    world.create(tiny_spec)
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    world.make_ready()
+    assert refused
+    assert world.condition("Ready") == ("True", "RolledOut")
+    assert len([event for event in _said(world) if "Deployment" in event["message"]]) == 1
 
 
 @webhooks

@@ -134,11 +134,12 @@ class Applier:
         Nobody but admission can be in the answer to a write, and who writes again wins nothing but new pods.
         """
         digest = labels.short_hash(left)
-        self._admitted.note(live, digest)
         if labels.annotation_of(live, labels.ADMITTED) == digest:
+            self._admitted.note(live, digest)
             return
         pointer = labels.ADMITTED.replace("~", "~0").replace("/", "~1")
         await self._patch(kind, live, [{"op": "add", "path": f"/metadata/annotations/{pointer}", "value": digest}])
+        self._admitted.note(live, digest)  # where the child has changed meanwhile, the next pass comes here again
         namespace, name = key_of(live)
         (owner,) = (each for each in live["metadata"]["ownerReferences"] if each["kind"] == MODEL_SERVE.kind)
         metadata = {"namespace": namespace, "name": owner["name"], "uid": owner["uid"]}
