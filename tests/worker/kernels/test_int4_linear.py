@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
 from modelserve_worker.kernels.compiling.cuda_kernel import source_file
-from modelserve_worker.kernels.products import int4_linear, int4_linear_triton
+from modelserve_worker.kernels.products import int4_linear, tiled_products
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.products.int4_linear_triton import (
     FINELY_SCALED,
@@ -146,7 +146,7 @@ def test_products_over_the_inputs_of_the_31b(inputs, tile, device) -> None:
 
 def test_many_rows_are_dequantised_block_by_block_as_the_reference_rounds(device, monkeypatch) -> None:
     case = matrix(300, 704, group=32, asymmetric=True, device=device)
-    monkeypatch.setattr(int4_linear_triton, "dequantised_rows", lambda rows, inputs: 128)
+    monkeypatch.setattr(tiled_products, "dequantised_rows", lambda rows, inputs: 128)
     x = rows_of(5, 704, device)
     expected = x.double() @ int4_elements(case.tiles, torch.bfloat16).double().t()
     actual = int4_dequantised_product(x, case.tiles, shared=SharedBuffers(x.device))

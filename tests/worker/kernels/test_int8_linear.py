@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import INT8_GROUPS, int8_inputs
 from modelserve_worker.kernels.compiling.cuda_kernel import source_file
-from modelserve_worker.kernels.products import int8_linear, int8_linear_triton, linear_tiles
+from modelserve_worker.kernels.products import int8_linear, linear_tiles, tiled_products
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs, repack_int8
 from modelserve_worker.kernels.products.int8_linear_triton import (
     PLANES,
@@ -78,7 +78,7 @@ def test_products_equal_float64(rows, inputs, group, tile, device) -> None:
 @pytest.mark.parametrize(("rows", "inputs", "group"), [(150, 200, 0), (90, 208, 16), (72, 160, 32), (70, 384, 128)])
 def test_dequantised_products_equal_float64(rows, inputs, group, device, monkeypatch) -> None:
     """In blocks of rows, the last one in part; what was in the buffer before does not matter."""
-    monkeypatch.setattr(int8_linear_triton, "dequantised_rows", lambda **_: 64)
+    monkeypatch.setattr(tiled_products, "dequantised_rows", lambda **_: 64)
     monkeypatch.setattr(linear_tiles, "DEQUANTISED_BLOCK_BYTES", 2 * 64 * inputs)
     shared = SharedBuffers(device)
     shared.dequantised_block.fill_(torch.nan)

@@ -84,13 +84,11 @@ def _hopper_takes(matrix: Matrix, stored: StoredType, *, whole: int = BOX_INPUTS
     return matrix.quantised is None or _taken(matrix)
 
 
-def _hopper_takes_int4(matrix: Matrix) -> bool:
+def _hopper_takes_tiles(matrix: Matrix) -> bool:
+    """Symmetric INT4, or NVFP4 whose scales, of a byte, lie in rows that the copy engine reads: of whole 16 bytes."""
+    if _hopper_takes(matrix, StoredType.NVFP4):
+        return matrix.outputs % SCALE_ROWS == 0
     return _hopper_takes(matrix, StoredType.INT4) and matrix.quantised is not None and matrix.quantised.symmetric
-
-
-def _hopper_takes_nvfp4(matrix: Matrix) -> bool:
-    """Whose scales, of a byte, lie in rows that the copy engine reads: of whole 16 bytes."""
-    return _hopper_takes(matrix, StoredType.NVFP4) and matrix.outputs % SCALE_ROWS == 0
 
 
 def _int8_few(matrix: Matrix) -> bool:
@@ -108,7 +106,7 @@ def _int8_groups(matrix: Matrix) -> bool:
 
 
 def _integer_rows(matrix: Matrix) -> int:
-    if not (_hopper_takes_int4(matrix) or _hopper_takes_nvfp4(matrix)):
+    if not _hopper_takes_tiles(matrix):
         return 0
     return _most_integer_rows(int4_tiles(matrix.inputs) * INT4_TILE_INPUTS)
 
@@ -221,28 +219,13 @@ DENSE_PRODUCTS = (
         kernels=lambda m: (*(LIBRARY,) * m.plain_kernels, "exact_product"),
     ),
     # Of Hopper, few rows before many.
+    _hopper("integer_rows", takes=_integer_rows, launch=_HOPPER + "integer_rows_sm90:integer_rows"),
     _hopper(
-        "integer_rows", takes=lambda m: _integer_rows(m) if m.stored is StoredType.INT4 else 0,
-        launch=_HOPPER + "integer_rows_sm90:integer_rows",
-    ),
-    _hopper(
-        "nvfp4_integer_rows", takes=lambda m: _integer_rows(m) if m.stored is StoredType.NVFP4 else 0,
-        launch=_HOPPER + "integer_rows_sm90:nvfp4_integer_rows", kernels=lambda _: ("integer_rows",),
-    ),
-    _hopper(
-        "nvfp4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_nvfp4(m) else 0, launch=_ROWS + "nvfp4_rows",
-        kernels=lambda _: ("linear_rows",),
-    ),
-    _hopper(
-        "linear_nvfp4", takes=lambda m: any_rows(_hopper_takes_nvfp4(m)), buffer=_split_sums,
-        launch=_HOPPER + "linear_int4_sm90:nvfp4_product", given=("shared",), kernels=lambda _: ("linear_int4",),
-    ),
-    _hopper(
-        "int4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_int4(m) else 0, launch=_ROWS + "int4_rows",
+        "int4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_tiles(m) else 0, launch=_ROWS + "int4_rows",
         kernels=lambda m: (*m.ordering, "linear_rows"),
     ),
     _hopper(
-        "linear_int4", takes=lambda m: any_rows(_hopper_takes_int4(m)), buffer=_split_sums,
+        "linear_int4", takes=lambda m: any_rows(_hopper_takes_tiles(m)), buffer=_split_sums,
         launch=_HOPPER + "linear_int4_sm90:int4_product", given=("shared",),
     ),
     _hopper(

@@ -16,12 +16,10 @@ from modelserve.sizing.backends.products import CHOSEN_ROWS
 from modelserve_worker.kernels.compiling.cuda_kernel import launch, pointer
 from modelserve_worker.kernels.experts.experts import Choice
 from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import (
-    INPUTS,
     MULTIPROCESSORS,
     RowsKernel,
-    blocks_of,
-    nvfp4_maps,
 )
+from modelserve_worker.kernels.products.hopper.matrix_maps import INPUTS, blocks_of, tiled_maps
 from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
 
 ExpertMatrices = Tensor | Nvfp4Tiles
@@ -60,7 +58,7 @@ def _product(x: Tensor, choice: Choice, matrices: ExpertMatrices, *, gated: bool
     output = torch.empty(shape, dtype=x.dtype, device=x.device)
     if isinstance(matrices, Nvfp4Tiles):
         blocks, row_scales = matrices.words.shape[1], matrices.row_scales
-        weights, scales = nvfp4_maps(matrices, kernel.tile // 2, kernel.blocks)
+        weights, scales = tiled_maps(matrices, kernel.tile // 2, kernel.blocks)
     else:
         blocks, row_scales = inputs // INPUTS, None
         weights = blocks_of(matrices.view(experts * matrix_rows, inputs), kernel.tile // 2, kernel.blocks)

@@ -22,6 +22,7 @@ from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_
 from modelserve_worker.kernels.products.linear_tiles import MANY, LinearTile
 from modelserve_worker.kernels.products.row_blocks import plain_product
 from modelserve_worker.kernels.products.split_inputs import expert_rows, store_product
+from modelserve_worker.kernels.products.tiled_products import contiguous_rows
 
 # By the most rows they are for. Those for few load far ahead: they have too few programs to keep memory busy else.
 TILES = {
@@ -110,7 +111,7 @@ class TritonExactProducts:
     """`ElementProducts` on a GPU."""
 
     def dense(self, x: Tensor, weight: Tensor) -> Tensor:
-        x = x if x.stride(1) == 1 else x.contiguous()
+        x = contiguous_rows(x)
         (outputs, inputs), rows = weight.shape, x.shape[0]
         result = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
         tile = _tile(rows)

@@ -9,7 +9,7 @@ inputs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -28,6 +28,7 @@ from modelserve_worker.kernels.products.linear_tiles import (
     linear_tile,
 )
 from modelserve_worker.kernels.products.split_inputs import expert_rows, split_range, store_product
+from modelserve_worker.kernels.products.tiled_products import contiguous_rows, fused_product, grouped_product
 
 TILE_INPUTS = tl.constexpr(SCALE_BLOCK)
 PAIR_INPUTS = tl.constexpr(FP8_PAIR_INPUTS)
@@ -291,36 +292,20 @@ def _paired(matrix: Fp8Pairs) -> PairedMatrix:
     return PairedMatrix(matrix.elements.view(torch.int16), matrix.scales, *map(constant, constants))
 
 
-def _constants(tile: LinearTile) -> dict[str, Any]:
-    return {"BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
-
-
 def fp8_product_with(x: Tensor, matrix: Fp8Pairs, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix with the tile given -> [T, N]."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    rows, outputs = x.shape[0], matrix.rows
-    output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    splits = tile.splits(rows=rows, outputs=outputs, tiles=triton.cdiv(matrix.inputs, SCALE_BLOCK))
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    launch(
-        fp8_product, grid,
-        x, x.stride(0), _paired(matrix), output, shared.split_sums, rows, outputs, matrix.inputs,
-        matrix.elements.shape[1], splits, SPLIT=splits > 1, **_constants(tile),
+    return fused_product(
+        fp8_product, x, (_paired(matrix),), tile, outputs=matrix.rows, inputs=(matrix.inputs, matrix.elements.shape[1]),
+        tiles=triton.cdiv(matrix.inputs, SCALE_BLOCK), shared=shared,
     )  # fmt: skip
-    return output
 
 
 def fp8_grouped_with(x: Tensor, matrix: Fp8Pairs, ends: Tensor, tile: LinearTile) -> Tensor:
-    """A grouped `Product` with the tile given. Each expert's matrix is read once for every block of its rows."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    experts, outputs, stored = matrix.elements.shape
-    output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
-    grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    launch(
-        fp8_expert_products, grid,
-        x, x.stride(0), _paired(matrix), output, ends, outputs, matrix.inputs, stored, **_constants(tile),
-    )  # fmt: skip
-    return output
+    """A grouped `Product` with the tile given."""
+    _, outputs, stored = matrix.elements.shape
+    return grouped_product(
+        fp8_expert_products, x, (_paired(matrix),), ends, tile, outputs=outputs, inputs=(matrix.inputs, stored)
+    )
 
 
 def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -328,7 +313,7 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 
     A row's scale is the least power of two that leaves no element above 448. From capability 8.9 on.
     """
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = contiguous_rows(x)
     rows, inputs = x.shape
     stored = fp8_inputs(inputs)
     rounded = torch.empty((rows, stored), dtype=torch.float8_e4m3fn, device=x.device)
@@ -344,7 +329,7 @@ def rounded_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def rounded_precision(x: Tensor) -> Tensor:
     """x [T, K] bfloat16 rounded to e4m3's precision, in bfloat16. From capability 8.0 on."""
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = contiguous_rows(x)
     rounded = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid = x.shape[0], triton.cdiv(x.shape[1], ROUNDED_TOGETHER)
     launch(round_precision, grid, x, x.stride(0), rounded, x.shape[1], BLOCK=ROUNDED_TOGETHER, num_warps=4)

@@ -9,16 +9,15 @@ rounded to bfloat16 once as the plain reference's, and leaves the sums to the ma
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS, dequantised_rows
+from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS
 from modelserve_worker.kernels.compiling.bundles import bundle, constant
-from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.products.int4_linear import PLANE_INPUTS, PLANES, Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import (
     LinearTile,
@@ -28,8 +27,8 @@ from modelserve_worker.kernels.products.linear_tiles import (
     linear_tile,
 )
 from modelserve_worker.kernels.products.split_inputs import expert_rows, split_range, store_product
+from modelserve_worker.kernels.products.tiled_products import dequantised_product, fused_product, grouped_product
 
-DEQUANTISED_OUTPUTS = 32
 WORDS = tl.constexpr(PLANE_INPUTS)
 NIBBLES = tl.constexpr(PLANES)
 TILE_INPUTS = tl.constexpr(INT4_TILE_INPUTS)
@@ -325,44 +324,20 @@ def _matrix(tiles: Int4Tiles) -> TiledMatrix:
     return TiledMatrix(tiles.words, tiles.scales, tiles.zero_points, groups, whole)
 
 
-def _constants(tile: LinearTile) -> dict[str, Any]:
-    return {
-        "FEW": tile.few, "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }  # fmt: skip
-
-
 def int4_product_with(x: Tensor, tiles: Int4Tiles, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix, by the fused kernel with the tile given -> [T, N]."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    rows, outputs = x.shape[0], tiles.rows
-    output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    splits = tile.splits(rows=rows, outputs=outputs, tiles=tiles.words.shape[-3])
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    launch(
-        int4_product, grid,
-        x, x.stride(0), _matrix(tiles), output, shared.split_sums, rows, outputs, tiles.inputs, splits,
-        SPLIT=splits > 1, **_constants(tile),
+    return fused_product(
+        int4_product, x, (_matrix(tiles),), tile, outputs=tiles.rows, inputs=(tiles.inputs,),
+        tiles=tiles.words.shape[-3], shared=shared, FEW=tile.few,
     )  # fmt: skip
-    return output
 
 
 def int4_dequantised_product(x: Tensor, tiles: Int4Tiles, *, shared: SharedBuffers) -> Tensor:
-    """The same by cuBLAS, block by block of the matrix's rows, each dequantised into one buffer."""
-    rows, inputs = tiles.rows, tiles.inputs
-    output = torch.empty((x.shape[0], rows), dtype=x.dtype, device=x.device)
-    most = dequantised_rows(rows=rows, inputs=inputs)
-    elements = shared.dequantised_block[: most * inputs].view(most, inputs)
-    for first in range(0, rows, most):
-        last = min(first + most, rows)
-        grid = triton.cdiv(last - first, DEQUANTISED_OUTPUTS), tiles.words.shape[-3]
-        launch(
-            int4_dequantise, grid,
-            tiles.words, tiles.scales, tiles.zero_points, elements, first, last, rows, inputs,
-            GROUPS=tiles.scales.shape[-2], BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4,
-        )  # fmt: skip
-        torch.mm(x, elements[: last - first].t(), out=output[:, first:last])
-    return output
+    """The same by cuBLAS over dequantised blocks."""
+    return dequantised_product(
+        int4_dequantise, x, (tiles.words, tiles.scales, tiles.zero_points), outputs=tiles.rows, inputs=tiles.inputs,
+        tiles=tiles.words.shape[-3], shared=shared, GROUPS=tiles.scales.shape[-2],
+    )  # fmt: skip
 
 
 def int4_fused_product(x: Tensor, tiles: Int4Tiles, *, capability: int, shared: SharedBuffers) -> Tensor:
@@ -376,13 +351,8 @@ def int4_grouped(x: Tensor, tiles: Int4Tiles, ends: Tensor, *, capability: int) 
 
 
 def int4_grouped_with(x: Tensor, tiles: Int4Tiles, ends: Tensor, tile: LinearTile) -> Tensor:
-    """A grouped `Product` with the tile given. Each expert's matrix is read once for every block of its rows."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    experts, outputs = tiles.words.shape[0], tiles.rows
-    output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
-    grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    launch(
-        int4_expert_products, grid,
-        x, x.stride(0), _matrix(tiles), output, ends, outputs, tiles.inputs, **_constants(tile),
+    """A grouped `Product` with the tile given."""
+    return grouped_product(
+        int4_expert_products, x, (_matrix(tiles),), ends, tile, outputs=tiles.rows, inputs=(tiles.inputs,),
+        FEW=tile.few,
     )  # fmt: skip
-    return output

@@ -16,14 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.weights.quantised_tiles import INT8_TILE_INPUTS, dequantised_rows
-from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
+from modelserve.sizing.weights.quantised_tiles import INT8_TILE_INPUTS
+from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_prerequisites
 from modelserve_worker.kernels.products.fp8_linear_triton import PACKED, PAIR_INPUTS, inputs_of
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs
-from modelserve_worker.kernels.products.linear_tiles import LinearTile, SharedBuffers, grouped_tile, linear_tile
+from modelserve_worker.kernels.products.linear_tiles import (
+    LinearTile,
+    SharedBuffers,
+    SplitSums,
+    grouped_tile,
+    linear_tile,
+)
 from modelserve_worker.kernels.products.split_inputs import expert_rows, split_range, store_product
+from modelserve_worker.kernels.products.tiled_products import dequantised_product, fused_product, grouped_product
 
-DEQUANTISED_OUTPUTS = 32
 STORED_MULTIPLE = tl.constexpr(INT8_TILE_INPUTS)  # elements of a row
 PLANE = tl.constexpr(PAIR_INPUTS.value // 2)
 
@@ -111,8 +117,7 @@ def int8_product(
     elements,  # int16: pairs [N, K rounded up / 2]
     scales,
     output,  # [rows, N]
-    sums,
-    arrivals,
+    sums: SplitSums,
     rows,
     N,
     K,
@@ -133,7 +138,7 @@ def int8_product(
     begin, end = split_range(tl.cdiv(K, TILE), split, splits)
     total = int8_sum(x_at, (m < rows)[None, :], elements, scales, n, N, K, begin, end, WHOLE, GROUP, TILE)
     block = row_block * tl.num_programs(1) + column_block
-    store_product(total, output, m, n, rows, N, sums, arrivals, block, split, splits, SPLIT)
+    store_product(total, output, m, n, rows, N, sums.parts, sums.arrivals, block, split, splits, SPLIT)
 
 
 @triton.jit
@@ -195,12 +200,13 @@ def int8_dequantise(
         tl.store(at, scaled, mask=(n < last)[:, None] & (k < K)[None, :])
 
 
-def _constants(matrix: Int8Pairs, tile: LinearTile) -> dict[str, Any]:
+def _matrix(matrix: Int8Pairs) -> tuple[Tensor, Tensor]:
+    return matrix.elements.view(torch.int16), matrix.scales
+
+
+def _constants(matrix: Int8Pairs) -> dict[str, Any]:
     inputs = tile_inputs(matrix)
-    return {
-        "WHOLE": matrix.inputs % inputs == 0, "GROUP": matrix.group, "TILE": inputs,
-        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
-    }  # fmt: skip
+    return {"WHOLE": matrix.inputs % inputs == 0, "GROUP": matrix.group, "TILE": inputs}
 
 
 def tile_inputs(matrix: Int8Pairs) -> int:
@@ -210,18 +216,10 @@ def tile_inputs(matrix: Int8Pairs) -> int:
 
 def int8_product_with(x: Tensor, matrix: Int8Pairs, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix, by the fused kernel with the tile given -> [T, N]."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    rows, outputs = x.shape[0], matrix.rows
-    output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    splits = tile.splits(rows=rows, outputs=outputs, tiles=triton.cdiv(matrix.inputs, tile_inputs(matrix)))
-    sums = shared.split_sums
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    launch(
-        int8_product, grid,
-        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, sums.parts, sums.arrivals,
-        rows, outputs, matrix.inputs, splits, SPLIT=splits > 1, **_constants(matrix, tile),
+    return fused_product(
+        int8_product, x, _matrix(matrix), tile, outputs=matrix.rows, inputs=(matrix.inputs,),
+        tiles=triton.cdiv(matrix.inputs, tile_inputs(matrix)), shared=shared, **_constants(matrix),
     )  # fmt: skip
-    return output
 
 
 def int8_fused_product(x: Tensor, matrix: Int8Pairs, *, capability: int, shared: SharedBuffers) -> Tensor:
@@ -230,21 +228,11 @@ def int8_fused_product(x: Tensor, matrix: Int8Pairs, *, capability: int, shared:
 
 
 def int8_dequantised_product(x: Tensor, matrix: Int8Pairs, *, shared: SharedBuffers) -> Tensor:
-    """The same by cuBLAS, block by block of the matrix's rows, each dequantised into one buffer."""
-    rows, inputs = matrix.rows, matrix.inputs
-    output = torch.empty((x.shape[0], rows), dtype=x.dtype, device=x.device)
-    most = dequantised_rows(rows=rows, inputs=inputs)
-    dense = shared.dequantised_block[: most * inputs].view(most, inputs)
-    for first in range(0, rows, most):
-        last = min(first + most, rows)
-        grid = triton.cdiv(last - first, DEQUANTISED_OUTPUTS), triton.cdiv(inputs, INT8_TILE_INPUTS)
-        launch(
-            int8_dequantise, grid,
-            matrix.elements.view(torch.int16), matrix.scales, dense, first, last, rows, inputs,
-            GROUP=matrix.group, BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4,
-        )  # fmt: skip
-        torch.mm(x, dense[: last - first].t(), out=output[:, first:last])
-    return output
+    """The same by cuBLAS over dequantised blocks."""
+    return dequantised_product(
+        int8_dequantise, x, _matrix(matrix), outputs=matrix.rows, inputs=matrix.inputs,
+        tiles=triton.cdiv(matrix.inputs, INT8_TILE_INPUTS), shared=shared, GROUP=matrix.group,
+    )  # fmt: skip
 
 
 def int8_grouped(x: Tensor, matrix: Int8Pairs, ends: Tensor, *, capability: int) -> Tensor:
@@ -253,14 +241,8 @@ def int8_grouped(x: Tensor, matrix: Int8Pairs, ends: Tensor, *, capability: int)
 
 
 def int8_grouped_with(x: Tensor, matrix: Int8Pairs, ends: Tensor, tile: LinearTile) -> Tensor:
-    """A grouped `Product` with the tile given. Each expert's matrix is read once for every block of its rows."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    experts, outputs, _ = matrix.elements.shape
-    output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
-    grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    launch(
-        int8_expert_products, grid,
-        x, x.stride(0), matrix.elements.view(torch.int16), matrix.scales, output, ends, outputs, matrix.inputs,
-        **_constants(matrix, tile),
+    """A grouped `Product` with the tile given."""
+    return grouped_product(
+        int8_expert_products, x, _matrix(matrix), ends, tile, outputs=matrix.rows, inputs=(matrix.inputs,),
+        **_constants(matrix),
     )  # fmt: skip
-    return output

@@ -38,6 +38,11 @@ class LinearTile:
     programs: int
     few: bool = False
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a launch of a product is compiled with."""
+        return {"BLOCK_N": self.outputs, "BLOCK_M": self.rows, "num_warps": self.warps, "num_stages": self.stages}
+
     def splits(self, *, rows: int, outputs: int, tiles: int) -> int:
         """Parts that `tiles` tiles of inputs are cut into, each of two tiles at least."""
         blocks = -(-rows // self.rows) * -(-outputs // self.outputs)

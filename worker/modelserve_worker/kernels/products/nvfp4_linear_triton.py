@@ -10,21 +10,24 @@ exponents then stay in range while the bits of e2m1 stand in those of bfloat16, 
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from modelserve.sizing.weights.quantised_tiles import NVFP4_TILE_INPUTS, dequantised_rows
-from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
-from modelserve_worker.kernels.products.linear_tiles import LinearTile, SharedBuffers, grouped_tile, linear_tile
+from modelserve.sizing.weights.quantised_tiles import NVFP4_TILE_INPUTS
+from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_prerequisites
+from modelserve_worker.kernels.products.linear_tiles import (
+    LinearTile,
+    SharedBuffers,
+    SplitSums,
+    grouped_tile,
+    linear_tile,
+)
 from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, LANES, PLANES, SCALE_EXPONENT, Nvfp4Tiles
 from modelserve_worker.kernels.products.split_inputs import expert_rows, split_range, store_product
+from modelserve_worker.kernels.products.tiled_products import dequantised_product, fused_product, grouped_product
 
-DEQUANTISED_OUTPUTS = 32
 TILE_INPUTS = tl.constexpr(NVFP4_TILE_INPUTS)
 WORDS = tl.constexpr(PLANES * LANES)  # of a row and tile
 OF_PLANE = tl.constexpr(PLANES)  # words of a lane
@@ -33,7 +36,6 @@ SCALES = tl.constexpr(GROUPS)
 EXPONENT = tl.constexpr(SCALE_EXPONENT)
 UNIT = tl.constexpr(256.0)  # what products are too small by
 PACKED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no assembly
-OPERAND = tl.constexpr(tl.bfloat16 if PACKED else tl.float32)  # nor arithmetic of bfloat16
 
 
 def _nibble(at: int, half: str, scales: int) -> str:
@@ -121,8 +123,7 @@ def nvfp4_product(
     scales,
     row_scales,
     output,  # [rows, N]
-    sums,
-    arrivals,
+    sums: SplitSums,
     rows,
     N,
     K,
@@ -140,7 +141,7 @@ def nvfp4_product(
     begin, end = split_range(tl.cdiv(K, TILE_INPUTS), split, splits)
     total = part_of_product(x_at, (m < rows)[None, :], words, scales, row_scales, n, N, begin, end)
     block = row_block * tl.num_programs(1) + column_block
-    store_product(total, output, m, n, rows, N, sums, arrivals, block, split, splits, SPLIT)
+    store_product(total, output, m, n, rows, N, sums.parts, sums.arrivals, block, split, splits, SPLIT)
 
 
 @triton.jit
@@ -211,36 +212,18 @@ def in_order_of_words(x: Tensor) -> Tensor:
 
 def nvfp4_product_with(x: Tensor, tiles: Nvfp4Tiles, tile: LinearTile, *, shared: SharedBuffers) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix, by the fused kernel with the tile given -> [T, N]."""
-    x = in_order_of_words(x)
-    rows, outputs = x.shape[0], tiles.rows
-    output = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    splits = tile.splits(rows=rows, outputs=outputs, tiles=tiles.words.shape[-3])
-    sums = shared.split_sums
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), splits
-    launch(
-        nvfp4_product, grid,
-        x, x.stride(0), tiles.words, tiles.scales, tiles.row_scales, output, sums.parts, sums.arrivals,
-        rows, outputs, tiles.inputs, splits, SPLIT=splits > 1, **_constants(tile),
+    return fused_product(
+        nvfp4_product, in_order_of_words(x), _matrix(tiles), tile, outputs=tiles.rows, inputs=(tiles.inputs,),
+        tiles=tiles.words.shape[-3], shared=shared,
     )  # fmt: skip
-    return output
 
 
 def nvfp4_dequantised_product(x: Tensor, tiles: Nvfp4Tiles, *, shared: SharedBuffers) -> Tensor:
-    """The same by cuBLAS, block by block of the matrix's rows, each dequantised into one buffer."""
-    rows, inputs = tiles.rows, tiles.inputs
-    output = torch.empty((x.shape[0], rows), dtype=x.dtype, device=x.device)
-    most = dequantised_rows(rows=rows, inputs=inputs)
-    elements = shared.dequantised_block[: most * inputs].view(most, inputs)
-    for first in range(0, rows, most):
-        last = min(first + most, rows)
-        grid = triton.cdiv(last - first, DEQUANTISED_OUTPUTS), tiles.words.shape[-3]
-        launch(
-            nvfp4_dequantise, grid,
-            tiles.words, tiles.scales, tiles.row_scales, elements, first, last, rows, inputs,
-            BLOCK_N=DEQUANTISED_OUTPUTS, num_warps=4,
-        )  # fmt: skip
-        torch.mm(x, elements[: last - first].t(), out=output[:, first:last])
-    return output
+    """The same by cuBLAS over dequantised blocks."""
+    return dequantised_product(
+        nvfp4_dequantise, x, _matrix(tiles), outputs=tiles.rows, inputs=tiles.inputs, tiles=tiles.words.shape[-3],
+        shared=shared,
+    )  # fmt: skip
 
 
 def nvfp4_fused_product(x: Tensor, tiles: Nvfp4Tiles, *, capability: int, shared: SharedBuffers) -> Tensor:
@@ -254,20 +237,12 @@ def nvfp4_grouped(x: Tensor, tiles: Nvfp4Tiles, ends: Tensor, *, capability: int
 
 
 def nvfp4_grouped_with(x: Tensor, tiles: Nvfp4Tiles, ends: Tensor, tile: LinearTile) -> Tensor:
-    """A grouped `Product` with the tile given. Each expert's matrix is read once for every block of its rows."""
+    """A grouped `Product` with the tile given."""
     x = in_order_of_words(x)
-    experts, outputs = tiles.words.shape[0], tiles.rows
-    output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
-    grid = triton.cdiv(outputs, tile.outputs), experts, tile.parts(rows=x.shape[0], experts=experts)
-    launch(
-        nvfp4_expert_products, grid,
-        x, x.stride(0), tiles.words, tiles.scales, tiles.row_scales, output, ends, outputs, tiles.inputs,
-        **_constants(tile),
-    )  # fmt: skip
-    return output
+    return grouped_product(
+        nvfp4_expert_products, x, _matrix(tiles), ends, tile, outputs=tiles.rows, inputs=(tiles.inputs,)
+    )
 
 
-def _constants(tile: LinearTile) -> dict[str, Any]:
-    return {
-        "BLOCK_N": tile.outputs, "BLOCK_M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages,
-    }  # fmt: skip
+def _matrix(tiles: Nvfp4Tiles) -> tuple[Tensor, Tensor, Tensor]:
+    return tiles.words, tiles.scales, tiles.row_scales

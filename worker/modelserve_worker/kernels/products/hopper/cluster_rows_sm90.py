@@ -17,7 +17,8 @@ from torch import Tensor
 from modelserve.sizing.backends.generations import HOPPER, generation_of
 from modelserve.sizing.backends.products import CLUSTER_ROWS, CLUSTER_TILE_ROWS, GROUPED_ROWS
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
-from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import INPUTS, blocks_of, readable
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import readable
+from modelserve_worker.kernels.products.hopper.matrix_maps import INPUTS, blocks_of
 
 ROWS = (CLUSTER_TILE_ROWS, CLUSTER_ROWS)  # of x that a compiled kernel takes at most
 SHARED_BYTES = generation_of(HOPPER).shared_bytes  # of a thread block, at most

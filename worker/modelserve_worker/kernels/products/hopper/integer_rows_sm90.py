@@ -16,15 +16,15 @@ from torch import Tensor
 
 from modelserve.sizing.backends.products import INTEGER_ROWS, integer_bytes
 from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS, INT8_TILE_INPUTS
-from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
 from modelserve_worker.kernels.products.hopper import linear_rows_sm90
-from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import SHARED_BYTES, eight_bit_map, nvfp4_maps, readable
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import SHARED_BYTES, readable
+from modelserve_worker.kernels.products.hopper.matrix_maps import eight_bit_map, scale_map, tiled_maps
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.linear_tiles import empty_product
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
-_WORDS = 64  # of a box of words: 128 bytes, which look like 64 elements of bfloat16
 _BARRIER_BYTES = 2 * 8
 
 
@@ -107,22 +107,12 @@ def kernel_for(
     )  # fmt: skip
 
 
-def integer_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+def integer_rows(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix [N, K] -> [T, N]; `gated` and `split` as of `dense_rows`."""
     kernel = kernel_for(x.shape[0], matrix, gated=gated, split=split)
-    blocks, matrix_rows, _ = matrix.words.shape
-    box = (_WORDS, kernel.tile // 2, kernel.blocks)
-    words = tensor_map(
-        matrix.words.data_ptr(), (_WORDS, matrix_rows, blocks), (128, 128 * matrix_rows), box, promoted=False
-    )
-    return _product(x, kernel, words, _scale_map(matrix.scales, matrix_rows, kernel), matrix_rows)
-
-
-def nvfp4_integer_rows(x: Tensor, matrix: Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
-    """The same with an NVFP4 matrix."""
-    kernel = kernel_for(x.shape[0], matrix, gated=gated, split=split)
-    words, scales = nvfp4_maps(matrix, kernel.tile // 2, kernel.blocks)
-    return _product(x, kernel, words, scales, matrix.rows, matrix.row_scales)
+    words, scales = tiled_maps(matrix, kernel.tile // 2, kernel.blocks)
+    row_scales = matrix.row_scales if isinstance(matrix, Nvfp4Tiles) else None
+    return _product(x, kernel, words, scales, matrix.rows, row_scales)
 
 
 def int8_integer_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
@@ -132,16 +122,8 @@ def int8_integer_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, spli
     elements = eight_bit_map(matrix.elements, kernel.tile // 2, kernel.blocks)
     if not kernel.scales:
         return _product(x, kernel, elements, elements, matrix.rows, matrix.scales)
-    return _product(x, kernel, elements, _scale_map(matrix.scales, matrix.rows, kernel), matrix.rows)
-
-
-def _scale_map(scales: Tensor, rows: int, kernel: IntegerKernel) -> Any:
-    """Of two bytes, [groups of inputs, rows]."""
-    blocks, of_row = scales.numel() // (rows * kernel.scales), 2 * rows
-    return tensor_map(
-        scales.data_ptr(), (rows, kernel.scales, blocks), (of_row, kernel.scales * of_row),
-        (kernel.tile // 2, kernel.scales, kernel.blocks), swizzled=False, promoted=False,
-    )  # fmt: skip
+    scales = scale_map(matrix.scales, matrix.rows, kernel.scales, kernel.tile // 2, kernel.blocks)
+    return _product(x, kernel, elements, scales, matrix.rows)
 
 
 def _product(

@@ -9,16 +9,16 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
-from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import nvfp4_maps, readable
+from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import readable
+from modelserve_worker.kernels.products.hopper.matrix_maps import tiled_maps
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import PARTS, SharedBuffers, busy, empty_product
-from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
+from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
 CLUSTER = 2  # thread blocks that share their rows of x
 OUTPUTS = 128  # of a tile
@@ -125,55 +125,22 @@ def division(rows: int, outputs: int, blocks: int, *, split: bool, clusters: int
 
 
 def int4_product(
-    x: Tensor, matrix: Int4Tiles, *, shared: SharedBuffers, gated: bool = False, split: bool = False
+    x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, shared: SharedBuffers, gated: bool = False, split: bool = False
 ) -> Tensor:
     """x [T, K] bfloat16 times the transposed matrix [N, K] -> [T, N].
 
     `gated`: the result is gelu(x W_gate) * (x W_up) [T, N / 2], each rounded as by itself. `split`: it may be float32
     [P, T, N], whose sum over P it is before it is rounded.
     """
-    blocks, outputs, _ = matrix.words.shape
-    scales, half = matrix.scales.shape[1], OUTPUTS // 2 if gated else OUTPUTS
-    words_map = tensor_map(
-        matrix.words.data_ptr(), (_BOX_INPUTS, outputs, blocks), (128, 128 * outputs), (_BOX_INPUTS, half, 1),
-        promoted=False,
-    )  # fmt: skip
-    scales_map = tensor_map(
-        matrix.scales.data_ptr(), (outputs, scales, blocks), (2 * outputs, 2 * scales * outputs),
-        (half, scales, 1), swizzled=False, promoted=False,
-    )  # fmt: skip
-    return _product(x, words_map, scales_map, division(len(x), outputs, blocks, split=split), outputs, shared,
-                    scales=scales, gated=gated, half_scales=matrix.scales.dtype is torch.float16)  # fmt: skip
-
-
-def nvfp4_product(
-    x: Tensor, matrix: Nvfp4Tiles, *, shared: SharedBuffers, gated: bool = False, split: bool = False
-) -> Tensor:
-    """The same with an NVFP4 matrix."""
-    blocks, outputs, _ = matrix.words.shape
-    words, scales = nvfp4_maps(matrix, OUTPUTS // 2 if gated else OUTPUTS, 1)
-    return _product(x, words, scales, division(len(x), outputs, blocks, split=split), outputs, shared,
-                    scales=GROUPS, gated=gated, row_scales=matrix.row_scales)  # fmt: skip
-
-
-def _product(
-    x: Tensor,
-    words: Any,
-    scales_map: Any,
-    work: Division,
-    outputs: int,
-    shared: SharedBuffers,
-    *,
-    scales: int,
-    gated: bool,
-    half_scales: bool = False,
-    row_scales: Tensor | None = None,
-) -> Tensor:
     x = readable(x)
-    rows, inputs = x.shape
+    (rows, inputs), outputs = x.shape, matrix.rows
+    work = division(rows, outputs, len(matrix.words), split=split)
+    row_scales = matrix.row_scales if isinstance(matrix, Nvfp4Tiles) else None
     kernel = Int4Kernel(
-        work.columns, scales, gated, work.parts > 1, nvfp4=row_scales is not None, half_scales=half_scales
-    )
+        work.columns, matrix.scales.shape[1], gated, work.parts > 1, nvfp4=row_scales is not None,
+        half_scales=matrix.scales.dtype is torch.float16,
+    )  # fmt: skip
+    words, scales = tiled_maps(matrix, OUTPUTS // 2 if gated else OUTPUTS, 1)
     x_map = tensor_map(
         x.data_ptr(), (_BOX_INPUTS, rows, inputs // _BOX_INPUTS), (2 * x.stride(0), 2 * _BOX_INPUTS), kernel.x_box
     )
@@ -187,7 +154,7 @@ def _product(
     launch(
         kernel.source, grid=(work.clusters * CLUSTER, 1), threads=THREADS,
         arguments=(
-            (words, None), (scales_map, None), (x_map, None), pointer(output), pointer(sums.parts),
+            (words, None), (scales, None), (x_map, None), pointer(output), pointer(sums.parts),
             pointer(sums.arrivals), *((number, ctypes.c_int) for number in numbers),
             *(() if row_scales is None else (pointer(row_scales),)),
         ),

@@ -7,7 +7,6 @@ matrix and the GPU alone, and sums are added in one order: the same rows give th
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,20 +16,20 @@ from torch import Tensor
 
 from modelserve.sizing.backends.generations import HOPPER, generation_of
 from modelserve.sizing.backends.products import CHOSEN_SLOTS, FEW_ROWS, ROUNDED_AS_READ
-from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.products.fp8_linear_triton import rounded_precision
+from modelserve_worker.kernels.products.hopper.matrix_maps import INPUTS, blocks_of, eight_bit_map, tiled_maps
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.linear_tiles import PARTS, busy, empty_product
-from modelserve_worker.kernels.products.nvfp4_linear import GROUPS, Nvfp4Tiles
+from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
 ROWS = (8, 16, FEW_ROWS)  # rows of x that a compiled kernel takes at most
 TILES = (128, 64, 32)  # rows of the matrix
 ONE_TURN_TILES = tuple(range(352, 63, -32))  # of which there may be one for each multiprocessor
 SHARED_BYTES = generation_of(HOPPER).shared_bytes  # of a thread block, at most
 LEAST_BUSY, LEAST_BUSY_SPLIT, LEAST_BUSY_TURN = 0.62, 0.9, 0.95  # share of multiprocessors' turns that have work
-INPUTS = 64  # of a block of bfloat16, and of a box of x: 128 bytes
 MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
 _BARRIER_BYTES = 2 * 8
 NO_CHOICES = (pointer(None), (0, ctypes.c_int), (0, ctypes.c_int))
@@ -179,44 +178,18 @@ def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = 
     return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=inputs // INPUTS)
 
 
-def int4_rows(x: Tensor, matrix: Int4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
-    """The same with a symmetric INT4 matrix."""
-    tiles, rows, _ = matrix.words.shape
-    scales = matrix.scales.shape[1]
+def int4_rows(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+    """The same with a symmetric INT4 or an NVFP4 matrix."""
+    nvfp4 = isinstance(matrix, Nvfp4Tiles)
     kernel = kernel_for(
-        x.shape[0], rows, int4_scales=scales, gated=gated, split=split, half_scales=matrix.scales.dtype is torch.float16
-    )
-    half, depth = kernel.tile // 2, kernel.blocks
-    words = tensor_map(
-        matrix.words.data_ptr(), (INPUTS, rows, tiles), (128, 128 * rows), (INPUTS, half, depth), promoted=False
-    )
-    scale_map = tensor_map(
-        matrix.scales.data_ptr(), (rows, scales, tiles), (2 * rows, 2 * scales * rows), (half, scales, depth),
-        swizzled=False, promoted=False,
+        x.shape[0], matrix.rows, int4_scales=matrix.scales.shape[1], gated=gated, split=split, nvfp4=nvfp4,
+        half_scales=matrix.scales.dtype is torch.float16,
     )  # fmt: skip
-    return _product(x, words, scale_map, kernel, matrix_rows=rows, blocks=tiles)
-
-
-def nvfp4_rows(x: Tensor, matrix: Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
-    """The same with an NVFP4 matrix."""
-    tiles, rows, _ = matrix.words.shape
-    kernel = kernel_for(x.shape[0], rows, int4_scales=GROUPS, gated=gated, split=split, nvfp4=True)
-    words, scales = nvfp4_maps(matrix, kernel.tile // 2, kernel.blocks)
-    return _product(x, words, scales, kernel, matrix_rows=rows, blocks=tiles, row_scales=matrix.row_scales)
-
-
-def nvfp4_maps(matrix: Nvfp4Tiles, rows: int, blocks: int) -> tuple[Any, Any]:
-    """Of words and scales: boxes of so many rows of `blocks` tiles. Two scales look like an element of bfloat16."""
-    *experts, tiles, outputs, _ = matrix.words.shape
-    tiles *= math.prod(experts)  # those of an expert behind those of the one before
-    words = tensor_map(
-        matrix.words.data_ptr(), (INPUTS, outputs, tiles), (128, 128 * outputs), (INPUTS, rows, blocks), promoted=False
-    )
-    scales = tensor_map(
-        matrix.scales.data_ptr(), (outputs // 2, GROUPS, tiles), (outputs, GROUPS * outputs),
-        (rows // 2, GROUPS, blocks), swizzled=False, promoted=False,
+    words, scales = tiled_maps(matrix, kernel.tile // 2, kernel.blocks)
+    return _product(
+        x, words, scales, kernel, matrix_rows=matrix.rows, blocks=len(matrix.words),
+        row_scales=matrix.row_scales if isinstance(matrix, Nvfp4Tiles) else None,
     )  # fmt: skip
-    return words, scales
 
 
 def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
@@ -238,20 +211,6 @@ def int8_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool 
 def _eight_bit_product(x: Tensor, matrix: Fp8Pairs | Int8Pairs, kernel: RowsKernel) -> Tensor:
     weights, blocks = eight_bit_map(matrix.elements, kernel.tile // 2, kernel.blocks), matrix.elements.shape[1] // 128
     return _product(x, weights, weights, kernel, matrix_rows=matrix.rows, blocks=blocks, row_scales=matrix.scales)
-
-
-def eight_bit_map(elements: Tensor, rows: int, blocks: int) -> Any:
-    """Boxes of so many rows of `blocks` blocks of 128 inputs: 128 bytes look like 64 elements of bfloat16."""
-    outputs, stored = elements.shape
-    sizes, box = (INPUTS, outputs, stored // 128), (INPUTS, rows, blocks)
-    return tensor_map(elements.data_ptr(), sizes, (stored, 128), box, promoted=False)
-
-
-def blocks_of(matrix: Tensor, rows: int, blocks: int) -> Any:
-    """A matrix [R, K] as blocks of 64 inputs, of which a box has `blocks`, of `rows` rows."""
-    stride = matrix.stride(0) * matrix.element_size()
-    sizes = (INPUTS, matrix.shape[0], matrix.shape[1] // INPUTS)
-    return tensor_map(matrix.data_ptr(), sizes, (stride, 2 * INPUTS), (INPUTS, rows, blocks), promoted=False)
 
 
 def _product(
