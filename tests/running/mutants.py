@@ -100,19 +100,23 @@ def _put(source: str, node: ast.AST, other: ast.AST) -> Mutant:
 
 
 def tests_of(module: str, tests: Path) -> list[str]:
-    """Test files below `tests` that import the module, by their paths."""
+    """Test files below `tests` that import the module and need no cluster, by their paths."""
     dotted = module.partition("/")[2].removesuffix(".py").replace("/", ".")
     package, _, name = dotted.rpartition(".")
     imports = re.compile(
         rf"^\s*(from|import) {re.escape(dotted)}\b|^from {re.escape(package)} import .*\b{name}\b", re.M
     )
-    found = [path for path in tests.rglob("test_*.py") if "e2e" not in path.parts and imports.search(path.read_text())]
+    texts = {path: path.read_text() for path in tests.rglob("test_*.py") if "e2e" not in path.parts}
+    found = [
+        path for path, text in texts.items() if imports.search(text) and "pytestmark = pytest.mark.e2e" not in text
+    ]
     return sorted(str(path.relative_to(tests.parent)) for path in found)
 
 
 def _passes(tree: Path, tests: Sequence[str]) -> bool:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / folder) for folder in SOURCES)}
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    command += ["-m", "not e2e", *tests]
     try:
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -42,6 +42,7 @@ def test_tests_that_import_a_module_belong_to_it(tmp_path: Path) -> None:
         "core/test_b.py": "from modelserve.sizing.pages import Page\n",
         "core/test_c.py": "import modelserve.sizing.pages_of\n",
         "e2e/test_d.py": "import modelserve.sizing.pages\n",
+        "cluster/test_e.py": "import modelserve.sizing.pages\npytestmark = pytest.mark.e2e\n",
     }.items():
         (tests / name).parent.mkdir(parents=True, exist_ok=True)
         (tests / name).write_text(text)
