@@ -20,6 +20,7 @@ from modelserve.model.checkpoint_files import (
     read_json_object,
     weight_files,
 )
+from modelserve.model.drafters.reading import DrafterArchitecture, drafter_architecture
 from modelserve.model.gguf.files import read_gguf
 from modelserve.model.gguf.geometry import gguf_architecture
 from modelserve.model.gguf.weight_format import gguf_weight_format, rounded_once_more
@@ -52,6 +53,11 @@ def read_architecture(directory: Path) -> ModelArchitecture:
 def read_assistant(directory: Path) -> AssistantArchitecture:
     """Geometry of an MTP assistant from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
     return AssistantArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
+
+
+def read_drafter(directory: Path) -> DrafterArchitecture:
+    """Geometry of a drafter from `directory`/config.json. Raises InvalidInput or UnsupportedModel."""
+    return drafter_architecture(read_json_object(directory / CONFIG_FILE))
 
 
 def inspect_assistant(directory: Path) -> AssistantFacts:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.resolve import with_drafter
 from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
@@ -78,9 +78,9 @@ class Operations:
         self._device = device
         self.shared = SharedBuffers(device)
 
-    def drafting(self, assistant: AssistantArchitecture, *, ranks: int) -> Operations:
-        """With the products of an assistant on the same device, which share what these share."""
-        drafting = Operations(with_drafter(self.table, assistant, ranks=ranks), self._device)
+    def drafting(self, drafter: DrafterArchitecture, *, ranks: int) -> Operations:
+        """With the products of a drafter on the same device, which share what these share."""
+        drafting = Operations(with_drafter(self.table, drafter, ranks=ranks), self._device)
         drafting.shared = self.shared
         return drafting
 

@@ -26,11 +26,13 @@ class VocabParallelEmbedding(nn.Module):
         self.scale = torch.tensor(scale_of**0.5).to(placement.dtype).item()
         self.weight = placement.parameter(self.shard.size, width)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """int32 or int64 [T] -> [T, width]. An id outside the vocabulary gives zeros."""
+    def forward(self, input_ids: Tensor, *, scale: float | None = None) -> Tensor:
+        """int32 or int64 [T] -> [T, width], times `scale` where one is given. An id outside the vocabulary gives
+        zeros."""
         # Ids of other ranks' rows lie outside this one's, and give zeros.
         local = input_ids - self.shard.start if self.shard.start else input_ids
-        return self.parallel.all_reduce(self.elementwise.embed(local, self.weight, scale=self.scale))
+        scale = self.scale if scale is None else scale
+        return self.parallel.all_reduce(self.elementwise.embed(local, self.weight, scale=scale))
 
 
 class OutputHead(nn.Module):

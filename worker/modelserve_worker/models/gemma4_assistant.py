@@ -26,6 +26,7 @@ from modelserve.sizing.weights.assistant import ROWS_PER_SELECTION
 from modelserve_worker.kernels.step_start import Rotation
 from modelserve_worker.layers.attention import AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead
+from modelserve_worker.layers.likeliest import likeliest
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
@@ -130,13 +131,7 @@ class Gemma4Assistant(nn.Module):
     def _likeliest(self, x: Tensor) -> Tensor:
         """x [S, h] after the final norm -> int64 [S]; of equals the lowest, the same on every rank."""
         if self.centroids is not None:
-            likeliest: Tensor = self.centroids(x, self.head.weight)
-            return likeliest
+            nearest: Tensor = self.centroids(x, self.head.weight)
+            return nearest
         scores = self._scores.dense(x, self.head.weight)
-        tokens = scores.argmax(-1)
-        if self.parallel.size == 1:
-            return tokens
-        best = scores.gather(1, tokens[:, None]).float()
-        found = self.parallel.all_gather(torch.cat((best.double(), (tokens[:, None] + self.head.shard.start)), dim=-1))
-        values, named = found.view(len(x), self.parallel.size, 2).unbind(-1)
-        return named.gather(1, values.argmax(-1, keepdim=True))[:, 0].long()
+        return likeliest(scores, self.head.shard, self.parallel)

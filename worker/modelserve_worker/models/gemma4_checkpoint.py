@@ -90,7 +90,7 @@ def weight_sources(model: Gemma4ForCausalLM, *, experts_apart: bool = False) -> 
     yield from sharded("embed_tokens.weight", model.embedding.weight, model.embedding.shard, dim=0)
     if (ple := model.per_layer_embedding) is not None:
         yield from sharded("embed_tokens_per_layer.weight", ple.table.weight, ple.table.shard, dim=0)
-        yield from _replicated("per_layer_model_projection", ple.projection)
+        yield from replicated("per_layer_model_projection", ple.projection)
         yield from whole_tensor("per_layer_projection_norm.weight", ple.norm.weight)
     for layer in model.decoder_layers():
         yield from layer_sources(f"layers.{layer.layer}.", layer)
@@ -104,8 +104,8 @@ def weight_sources(model: Gemma4ForCausalLM, *, experts_apart: bool = False) -> 
 def layer_sources(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
     """Those of one decoder layer, but for its experts."""
     yield from _attention(prefix + "self_attn.", layer.attention)
-    yield from _fused([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"], layer.mlp.gate_up)
-    yield from _row_parallel(prefix + "mlp.down_proj", layer.mlp.down)
+    yield from fused([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"], layer.mlp.gate_up)
+    yield from row_parallel(prefix + "mlp.down_proj", layer.mlp.down)
     unsplit = {
         "input_layernorm.weight": layer.input_norm.weight,
         "post_attention_layernorm.weight": layer.post_attention_norm.weight,
@@ -114,8 +114,8 @@ def layer_sources(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
         "layer_scalar": layer.scalar,
     }
     if (ple := layer.per_layer_input) is not None:
-        yield from _replicated(prefix + "per_layer_input_gate", ple.gate)
-        yield from _replicated(prefix + "per_layer_projection", ple.projection)
+        yield from replicated(prefix + "per_layer_input_gate", ple.gate)
+        yield from replicated(prefix + "per_layer_projection", ple.projection)
         unsplit["post_per_layer_input_norm.weight"] = ple.norm.weight
     if (moe := layer.moe) is not None:
         unsplit["router.proj.weight"] = moe.router.weight
@@ -130,8 +130,8 @@ def layer_sources(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
 
 def _attention(prefix: str, attention: Attention) -> Iterator[WeightSource]:
     names = ("q_proj", "k_proj", "v_proj")[: len(attention.qkv.shards)]
-    yield from _fused([prefix + name for name in names], attention.qkv)
-    yield from _row_parallel(prefix + "o_proj", attention.o)
+    yield from fused([prefix + name for name in names], attention.qkv)
+    yield from row_parallel(prefix + "o_proj", attention.o)
     yield from whole_tensor(prefix + "q_norm.weight", attention.q_norm.weight)
     if attention.k_norm is not None:
         yield from whole_tensor(prefix + "k_norm.weight", attention.k_norm.weight)
@@ -150,18 +150,18 @@ def sharded(name: str, parameter: Tensor, shard: Shard, *, dim: int) -> Iterator
     yield WeightSource(name, tuple(shape), parameter, (Region(dim, shard.start, 0, shard.size),), TABLES)
 
 
-def _replicated(name: str, linear: ReplicatedLinear) -> Iterator[WeightSource]:
+def replicated(name: str, linear: ReplicatedLinear) -> Iterator[WeightSource]:
     matrix = linear.matrix
     share = MatrixShare((whole(matrix.rows),), whole(matrix.columns))
     yield from matrix_sources(matrix, MatrixNames.of_module(name), share)
 
 
-def _row_parallel(name: str, linear: RowParallelLinear) -> Iterator[WeightSource]:
+def row_parallel(name: str, linear: RowParallelLinear) -> Iterator[WeightSource]:
     share = MatrixShare((whole(linear.matrix.rows),), linear.shard)
     yield from matrix_sources(linear.matrix, MatrixNames.of_module(name), share)
 
 
-def _fused(names: Sequence[str], linear: ColumnParallelLinear) -> Iterator[WeightSource]:
+def fused(names: Sequence[str], linear: ColumnParallelLinear) -> Iterator[WeightSource]:
     for part, (name, shard) in enumerate(zip(names, linear.shards, strict=True)):
         share = MatrixShare((shard,), whole(linear.matrix.columns), part)
         yield from matrix_sources(linear.matrix, MatrixNames.of_module(name), share)

@@ -11,6 +11,7 @@ from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.checkpoint_files import GENERATION_FILE, read_generation_config
+from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import WeightFormat
 from modelserve_worker.weights.files import InvalidCheckpoint
 
@@ -54,6 +55,12 @@ def read_assistant(directory: Path) -> AssistantArchitecture:
     what is no assistant that this release serves."""
     with _faults_of_a_checkpoint():
         return inspection.read_assistant(directory)
+
+
+def read_drafter(directory: Path) -> DrafterArchitecture:
+    """Geometry of the drafter in DIRECTORY. Raises as `read_assistant`."""
+    with _faults_of_a_checkpoint():
+        return inspection.read_drafter(directory)
 
 
 @contextmanager

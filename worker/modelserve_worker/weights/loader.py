@@ -10,14 +10,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from modelserve.errors import InvalidInput
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.checkpoint_files import TensorEntry
+from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.gguf import tensor_names
 from modelserve.model.weight_format import Layout
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored.int4 import Int4Matrix
 from modelserve_worker.layers.stored.int8 import Int8Matrix
 from modelserve_worker.models.assistant_checkpoint import ORDERING, assistant_sources, unused_assistant_names
+from modelserve_worker.models.dflash import DFlash
+from modelserve_worker.models.dflash_checkpoint import TOKEN_MAP, dflash_sources, unused_dflash_names
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 from modelserve_worker.models.gemma4_checkpoint import (
@@ -28,7 +32,7 @@ from modelserve_worker.models.gemma4_checkpoint import (
     weight_sources,
 )
 from modelserve_worker.models.weight_source import WeightSource
-from modelserve_worker.weights.checkpoint_config import read_assistant, read_unused_parts
+from modelserve_worker.weights.checkpoint_config import read_assistant, read_drafter, read_unused_parts
 from modelserve_worker.weights.contents import check_contents
 from modelserve_worker.weights.dummy import DummyWeights
 from modelserve_worker.weights.files import CheckpointFiles, InvalidCheckpoint
@@ -109,6 +113,49 @@ def load_assistant(
     if assistant.centroids is not None:
         _check_ordering(assistant.centroids.ordering, directory)
     return assistant
+
+
+def load_dflash(
+    directory: Path,
+    target: Gemma4ForCausalLM,
+    *,
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+) -> DFlash:
+    """The drafter of the DFlash family in `directory` beside `target`, as `load_assistant` loads an assistant.
+
+    Raises InvalidInput where it is the drafter of another model, and what `load_model` raises.
+    """
+    computed = str(target.dtype).removeprefix("torch.")
+    read = read_drafter(directory)
+    if not isinstance(read, DFlashArchitecture):
+        raise InvalidInput(f"{directory} holds an MTP assistant, not a drafter of the DFlash family", field="drafter")
+    drafter, placement = DFlash(read.model_copy(update={"dtype": computed}), target), target.placement
+    sources, tokens = list(dflash_sources(drafter)), drafter.head.tokens
+    with LoadProgress() as counted:
+        if load_format == "dummy":
+            counted.expect(drafter.parameter_bytes())
+            _make_up((source for source in sources if source.name != TOKEN_MAP), placement, seed=seed, progress=counted)
+            if tokens is not None:
+                tokens.zero_()
+        else:
+            files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
+            _read(sources, files, unused=unused_dflash_names(drafter), device=placement.device, progress=counted)
+    if tokens is not None:
+        _map_tokens(tokens, directory, vocabulary=read.vocab_size)
+    return drafter
+
+
+def _map_tokens(offsets: Tensor, directory: Path, *, vocabulary: int) -> None:
+    """What a file says of each token of an own head is how far behind it the target's lies: make it that token, in
+    place. On a GPU an index outside an array ends the process."""
+    offsets += torch.arange(len(offsets), dtype=offsets.dtype, device=offsets.device)
+    inside, ordered = bool(((offsets >= 0) & (offsets < vocabulary)).all()), offsets.sort().values
+    if not inside or bool((ordered[1:] == ordered[:-1]).any()):
+        raise InvalidCheckpoint(
+            f"checkpoint {directory}: tensor {TOKEN_MAP!r} does not name {len(offsets)} different tokens of "
+            f"{vocabulary}"
+        )
 
 
 def _check_ordering(ordering: Tensor, directory: Path) -> None:

@@ -9,7 +9,8 @@ from typing import get_args
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind, ModelArchitecture
-from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.drafters.dflash import DFlashArchitecture
+from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import StoredType, TextLinear, WeightFormat
 from modelserve.sizing.backends.attention import AttentionShape
 from modelserve.sizing.backends.attention_kernels import Attended, attention_choices
@@ -33,6 +34,7 @@ from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.rank_sums import peer_message_bytes, sums_by_rows
 from modelserve.sizing.weights.assistant import assistant_tensors
 from modelserve.sizing.weights.dequantisation import kernels as dequantising_kernels
+from modelserve.sizing.weights.dflash import dflash_products
 from modelserve.sizing.weights.text import WeightTensor, layer_tensors, weight_tensors
 
 EXPERT_FEW_ROWS = 64  # rows up to which kernels find the experts of a row by themselves
@@ -90,20 +92,28 @@ def resolve(
 
 
 @lru_cache(maxsize=64)
-def with_drafter(table: KernelTable, assistant: AssistantArchitecture, *, ranks: int = 1) -> KernelTable:
-    """The table of a target with the products of its assistant, all dense. What is no linear layer of a decoder is
-    found as the head's, by its shape."""
+def with_drafter(table: KernelTable, drafter: DrafterArchitecture, *, ranks: int = 1) -> KernelTable:
+    """The table of a target with the products of its drafter, all dense. What is no linear layer of a decoder is found
+    as the head's, by its shape."""
     known: set[tuple[Operation, Subject, tuple[int, int]]]
     known = {(choice.operation, choice.subject, choice.shape) for choice in table.choices}
     added: list[Choice] = []
-    for tensor in assistant_tensors(assistant, tensor_parallel_size=ranks):
-        subject: Subject = HEAD if tensor.linear is None else tensor.linear
-        shape = tensor.rows, tensor.columns
-        if tensor.columns > 1 and (key := (Operation.LINEAR, subject, shape)) not in known:
+    for linear, outputs, inputs in _drafter_products(drafter, ranks):
+        subject: Subject = HEAD if linear is None else linear
+        if (key := (Operation.LINEAR, subject, (outputs, inputs))) not in known:
             known.add(key)
-            matrix = Matrix(tensor.linear, *shape, None, table.capability, table.profile)
+            matrix = Matrix(linear, outputs, inputs, None, table.capability, table.profile)
             added += choices_of(matrix, PRODUCTS)
     return replace(table, choices=(*table.choices, *added)) if table.on_kernels else table
+
+
+def _drafter_products(drafter: DrafterArchitecture, ranks: int) -> Iterator[tuple[TextLinear | None, int, int]]:
+    if isinstance(drafter, DFlashArchitecture):
+        yield from dflash_products(drafter, tensor_parallel_size=ranks)
+        return
+    for tensor in assistant_tensors(drafter, tensor_parallel_size=ranks):
+        if tensor.columns > 1:
+            yield tensor.linear, tensor.rows, tensor.columns
 
 
 def _elementwise(model: ModelArchitecture, backend: Backend) -> Iterator[Choice]:
