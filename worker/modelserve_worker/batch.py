@@ -12,7 +12,8 @@ Rules of one step, in order:
 2. Block tables. Entry i of a slot's global table is the page of positions [64 i, 64 i + 64). Entry i of its sliding
    table is the page of every logical sliding page l (positions [32 l, 32 l + 32)) with l mod R = i, where
    R = CacheGeometry.sliding_table_entries: any window of W rows touches at most R logical pages, so the entry is
-   unambiguous.
+   unambiguous. Behind the global pages of the longest context a global table has the ring of a drafter's window layers
+   (modelserve/sizing/draft_pages.py).
 3. Every layer attends, then writes. Global layers may write the step's rows first, since a global page is never reused
    within a step. Sliding layers read positions [start - W + 1, start) from pages and the step's own rows from the
    step's projections; after its attention (for a KV producer: after the attention of the last layer that shares it) a
@@ -21,6 +22,8 @@ Rules of one step, in order:
    so there the order does not matter.
    A chunk's rows before its own window that a prefix cache wants, from `spare_from` on, are written in the same way
    through the sliding table of another slot, `spare_slots`, that nobody holds in this step.
+   A drafter's rows are written behind everything that the step reads of them before: those of full layers all, those
+   of window layers from `draft_stored_from` on. What it drafts behind the step reads them from pages.
 4. A segment may end with drafts, tokens that are proposed and not known. A token is drawn of its last known row and of
    each draft's, as it would be if all drafts before were right; random numbers are keyed by position, so the first
    draft that is not the token drawn before it ends what counts. What its row and later ones wrote to the cache lies
@@ -48,6 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.model.architecture import LayerKind
+from modelserve.sizing.draft_pages import DraftPages
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.embedded_spans import NO_SPANS, EmbeddedSpan, SpanRows
 from modelserve_worker.host_pages import HostProgress
@@ -97,6 +101,15 @@ def spare_from(geometry: CacheGeometry, end: Positions) -> Positions:
     first = first * (first > 0) // page * page
     beyond = stored_from(geometry, end) - most * page - first  # rows that find no entry
     return first + beyond * (beyond > 0)
+
+
+def draft_stored_from(draft: DraftPages, end: Positions) -> Positions:
+    """First position whose rows of a drafter's window layers a chunk stores in its ring, by its end; of one or of many.
+
+    No two of them have one place, and none takes that of a row which is still needed.
+    """
+    first = end - draft.kept_tokens
+    return first * (first > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from modelserve.planning.pools.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
 from modelserve.sizing.backends.generations import UnknownGenerationError, generation_of, known_capability
 from modelserve.sizing.backends.resolve import takes_model
+from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
 from modelserve.sizing.rank_settings import RankSettings
@@ -93,13 +94,14 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     dtypes = [own_dtype]
     if wishes.kv_dtype is None and (wishes.max_model_len or wishes.min_model_len):
         dtypes.append(KVCacheDtype.INT8)
-    geometries = [_geometry(architecture, dtype, layout, tensor_parallel) for dtype in dtypes]
+    speculation, undrafted = _speculation(wishes, tensor_parallel)
+    draft = speculation.draft_cache
+    geometries = [_geometry(architecture, dtype, layout, tensor_parallel, draft) for dtype in dtypes]
     wanted = (asked, least) if wishes.max_model_len else (least,)
     if wishes.objective == "MaxContext":
         wanted = (asked,)
     sized = [_sized(wishes, architecture, accelerator, geometry, tensor_parallel, wanted) for geometry in geometries]
     lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry, memory, _ in sized]
-    speculation, undrafted = _speculation(wishes, tensor_parallel)
     for enough in (asked if wishes.max_model_len else least, least):
         for (geometry, memory, sequences), length in zip(sized, lengths, strict=True):
             if length >= enough:
@@ -201,7 +203,10 @@ def _predicted(
         memory_plan, architecture, total_bytes=total_bytes, utilization=utilization, accelerator=accelerator
     )
     asked = divided(settings)
-    geometry = _geometry(architecture, settings.kv_dtype, settings.kv_layout, settings.tensor_parallel_size)
+    geometry = _geometry(
+        architecture, settings.kv_dtype, settings.kv_layout, settings.tensor_parallel_size,
+        settings.speculation.draft_cache,
+    )  # fmt: skip
 
     def holds(rank: RankSettings, memory: MemoryPlan) -> bool:
         return geometry.requests(memory.kv_pool_bytes, SHORT_REQUEST) >= rank.max_num_seqs
@@ -313,6 +318,10 @@ def _memory_message(memory: MemoryPlan, request_bytes: int, length: int, acceler
 
 @lru_cache(maxsize=256)
 def _geometry(
-    architecture: ModelArchitecture, dtype: KVCacheDtype, layout: KVCacheLayout, tensor_parallel: int
+    architecture: ModelArchitecture,
+    dtype: KVCacheDtype,
+    layout: KVCacheLayout,
+    tensor_parallel: int,
+    draft: DraftCache | None,
 ) -> CacheGeometry:
-    return cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=tensor_parallel)
+    return cache_geometry(architecture, dtype=dtype, layout=layout, tensor_parallel_size=tensor_parallel, draft=draft)

@@ -7,7 +7,7 @@ and the pool decides the length. The worker allocates by these rules, and a test
 from __future__ import annotations
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
-from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, SLIDING_PAGE_TOKENS, KVCacheDtype, KVCacheLayout
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, SLIDING_PAGE_TOKENS, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights.text import element_bytes
@@ -42,7 +42,9 @@ def kernel_buffers(architecture: ModelArchitecture, settings: RankSettings) -> d
         * (_width(architecture, kind) + 2)  # an output, a maximum and a sum
         for kind in LayerKind
     )
-    table_rows = sum(_padded(entries, TABLE_ROW_MULTIPLE) for entries in _table_entries(architecture))
+    global_entries, sliding_entries = _table_entries(architecture)
+    entries = (global_entries + _ring_entries(architecture, settings), sliding_entries)
+    table_rows = sum(_padded(each, TABLE_ROW_MULTIPLE) for each in entries)
     columns = expanded_columns(
         width=architecture.global_head_dim,
         pairs=architecture.global_rotary_pairs,
@@ -98,6 +100,21 @@ def _table_entries(architecture: ModelArchitecture) -> tuple[int, int]:
     """Entries of one slot's tables, global and sliding."""
     pages = -(-architecture.max_position_embeddings // GLOBAL_PAGE_TOKENS)
     return pages, sliding_table_entries(architecture.sliding_window)
+
+
+def _ring_entries(architecture: ModelArchitecture, settings: RankSettings) -> int:
+    """Entries of a slot's global table for a drafter's window layers."""
+    draft = settings.speculation.draft_cache
+    if draft is None:
+        return 0
+    pages = cache_geometry(
+        architecture,
+        dtype=settings.kv_dtype,
+        layout=settings.kv_layout,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        draft=draft,
+    ).draft
+    return 0 if pages is None else pages.ring_entries
 
 
 def sliding_table_entries(window: int) -> int:

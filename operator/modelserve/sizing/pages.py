@@ -1,17 +1,20 @@
 """Page geometry of the hybrid KV cache: where every byte of a page lies, and how many pages a request holds.
 
 Two page kinds share one arena. A page id spans all owning layers of its kind; inside a page the order is layer, plane,
-head, token, dim. Layer blocks are padded to 128 bytes (TMA and 16-byte copies), and the padding is counted here.
+head, token, dim. Layer blocks are padded to 128 bytes (TMA and 16-byte copies), and the padding is counted here. Rows
+of a drafter's layers are behind those of global layers, and in further global pages (draft_pages.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.draft_pages import DraftCache, DraftPages, check_draft
+from modelserve.sizing.speculation import MOST_DRAFTS
 
 GLOBAL_PAGE_TOKENS = 64
 SLIDING_PAGE_TOKENS = 32
@@ -66,18 +69,20 @@ class Plane:
 
 @dataclass(frozen=True)
 class PageSpec:
-    """Byte layout of one page of one kind on one rank. `layers` are model layer indices in block order."""
+    """Byte layout of one page of one kind on one rank. `layers` are model layer indices in block order; behind them are
+    `draft_bytes` of a drafter's."""
 
     kind: LayerKind
     page_tokens: int
     layers: tuple[int, ...]
     planes: tuple[Plane, ...]
     layer_bytes: int
+    draft_bytes: int = 0
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page; 0 when no layer of this kind owns a cache."""
-        return self.layer_bytes * len(self.layers)
+        return self.layer_bytes * len(self.layers) + self.draft_bytes
 
     def pages(self, tokens: int) -> int:
         """Pages that `tokens` consecutive positions from 0 need: ceil(tokens / page_tokens)."""
@@ -93,6 +98,7 @@ class CacheGeometry:
     window: int
     dtype: KVCacheDtype
     layout: KVCacheLayout
+    draft: DraftPages | None = None  # of a drafter with rows of its own
 
     def page(self, kind: LayerKind) -> PageSpec:
         return self.global_page if kind is LayerKind.GLOBAL else self.sliding_page
@@ -119,12 +125,15 @@ class CacheGeometry:
         """
         return self.sliding_page.pages(self.window - 1) + 1 if self.sliding_page.layers else 0
 
+    def draft_ring_pages(self, length: int) -> int:
+        """Global pages besides, of a drafter's window layers, that a request of `length` tokens holds."""
+        return 0 if self.draft is None else self.draft.ring_pages(length)
+
     def held_bytes(self, length: int) -> int:
         """Pool bytes per rank that one request of `length` tokens holds."""
         return (
-            self.global_pages(length) * self.global_page.page_bytes
-            + self.sliding_pages(length) * self.sliding_page.page_bytes
-        )
+            self.global_pages(length) + self.draft_ring_pages(length)
+        ) * self.global_page.page_bytes + self.sliding_pages(length) * self.sliding_page.page_bytes
 
     def requests(self, pool_bytes: int, length: int) -> int:
         """Requests of `length` tokens that fit together: floor(pool / held). The arena has no other loss."""
@@ -140,9 +149,10 @@ class CacheGeometry:
         Growth past the window is by global pages only; below it the answer is found by bisection on held_bytes.
         """
         if self.global_page.page_bytes:
-            held = self.sliding_table_entries
-            grown = (pool_bytes - held * self.sliding_page.page_bytes) // self.global_page.page_bytes
-            if grown > 0 and grown * self.global_page.page_tokens >= held * self.sliding_page.page_tokens:
+            held, ring = self.sliding_table_entries, 0 if self.draft is None else self.draft.ring_entries
+            rows = max(held * self.sliding_page.page_tokens, self.draft.ring_tokens if self.draft else 0)
+            grown = (pool_bytes - held * self.sliding_page.page_bytes) // self.global_page.page_bytes - ring
+            if grown > 0 and grown * self.global_page.page_tokens >= rows:
                 return grown * self.global_page.page_tokens
         if self.held_bytes(1) > pool_bytes:
             return 0
@@ -158,9 +168,15 @@ class CacheGeometry:
 
 
 def cache_geometry(
-    architecture: ModelArchitecture, *, dtype: KVCacheDtype, layout: KVCacheLayout, tensor_parallel_size: int
+    architecture: ModelArchitecture,
+    *,
+    dtype: KVCacheDtype,
+    layout: KVCacheLayout,
+    tensor_parallel_size: int,
+    draft: DraftCache | None = None,
 ) -> CacheGeometry:
-    """Page geometry of one rank. Raises InvalidInput when the layout needs attention_k_eq_v and the model lacks it."""
+    """Page geometry of one rank, with what a drafter wants cached. Raises InvalidInput when the layout needs
+    attention_k_eq_v and the model lacks it, and for a draft cache of sizes that nothing can be laid out by."""
     if layout is not KVCacheLayout.KV and not architecture.attention_k_eq_v:
         raise InvalidInput(
             f"kvCache.layout {layout.value!r} needs a model whose global layers derive K from V (attention_k_eq_v); "
@@ -168,12 +184,33 @@ def cache_geometry(
             field="kvCache.layout",
         )
     tp = tensor_parallel_size
+    global_page = _page(architecture, LayerKind.GLOBAL, GLOBAL_PAGE_TOKENS, dtype, layout, tp)
+    pages = None if draft is None else _draft_pages(architecture, draft, global_page, tp)
+    if pages is not None:
+        global_page = replace(global_page, draft_bytes=pages.page_bytes - global_page.page_bytes)
     return CacheGeometry(
-        global_page=_page(architecture, LayerKind.GLOBAL, GLOBAL_PAGE_TOKENS, dtype, layout, tp),
+        global_page=global_page,
         sliding_page=_page(architecture, LayerKind.SLIDING, SLIDING_PAGE_TOKENS, dtype, KVCacheLayout.KV, tp),
         window=architecture.sliding_window,
         dtype=dtype,
         layout=layout,
+        draft=pages,
+    )
+
+
+def _draft_pages(architecture: ModelArchitecture, draft: DraftCache, global_page: PageSpec, tp: int) -> DraftPages:
+    check_draft(draft)
+    if not global_page.layers:
+        raise InvalidInput("a drafter's rows lie in pages of global layers, and no global layer of the model has any")
+    return DraftPages.of(
+        draft,
+        ranks=tp,
+        target_bytes=global_page.page_bytes,
+        global_tokens=GLOBAL_PAGE_TOKENS,
+        sliding_tokens=SLIDING_PAGE_TOKENS,
+        sliding_window=architecture.sliding_window,
+        most_drafts=MOST_DRAFTS,
+        first_ring_entry=global_page.pages(architecture.max_position_embeddings),
     )
 
 

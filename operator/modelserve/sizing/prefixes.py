@@ -1,4 +1,4 @@
-"""Bytes of a cached prefix: rows of global layers for each token, and the last window of sliding layers."""
+"""Bytes of a cached prefix: rows of global layers for each token, and the last window of others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ def window_bytes(geometry: CacheGeometry, own_tokens: int | None = None) -> int:
     A request resumes at any of these positions, so it spans a window and as many rows, whatever their alignment.
     Of one that ends `own_tokens` behind a prefix which others keep as well, pages that reach further back are theirs.
     """
-    sliding = geometry.sliding_page
-    if not sliding.layers:
-        return 0
-    rows = geometry.window - 1 + geometry.global_page.page_tokens
-    return (sliding.pages(rows if own_tokens is None else min(rows, own_tokens)) + 1) * sliding.page_bytes
+    sliding, draft, held = geometry.sliding_page, geometry.draft, 0
+    if sliding.layers:
+        rows = geometry.window - 1 + geometry.global_page.page_tokens
+        held = (sliding.pages(rows if own_tokens is None else min(rows, own_tokens)) + 1) * sliding.page_bytes
+    if draft is not None and draft.ring_entries:
+        rows = draft.kept_tokens if own_tokens is None else min(draft.kept_tokens, own_tokens)
+        pages = min(-(-rows // draft.page_tokens) + 1, draft.ring_entries)
+        held += pages * geometry.global_page.page_bytes
+    return held
 
 
 def prefix_bytes(geometry: CacheGeometry, tokens: int) -> int:

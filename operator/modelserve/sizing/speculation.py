@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelserve.model.assistant import AssistantArchitecture
+from modelserve.sizing.draft_pages import DraftCache
 
 MOST_DRAFTS = 16  # tokens of one proposal
 STEP_DRAFTS = 256  # of all requests of a step: with more rows it waits for products, and no longer for weights
@@ -18,6 +19,7 @@ class Speculation:
     num_tokens: int = 0
     assistant: AssistantArchitecture | None = None  # proposals come of one that runs beside the model
     prompt_lookup: bool = False  # proposals come of the request's own tokens, of which the device keeps a copy
+    draft_cache: DraftCache | None = None  # rows that a drafter keeps of every token, in the model's cache
 
     @property
     def rows(self) -> int:

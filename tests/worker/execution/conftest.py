@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_tools.tiny.variants import config_json
 from modelserve_worker.batch import AdmittedRequest, ScheduledBatch, TableUpdates
@@ -158,9 +159,12 @@ def small_architecture():
 @pytest.fixture
 def geometry_of():
     def build(
-        architecture: ModelArchitecture, dtype: KVCacheDtype = KVCacheDtype.FLOAT32, layout: str | None = None
+        architecture: ModelArchitecture,
+        dtype: KVCacheDtype = KVCacheDtype.FLOAT32,
+        layout: str | None = None,
+        draft: DraftCache | None = None,
     ) -> CacheGeometry:
-        chosen = layout or KVCacheLayout.least(architecture)
-        return cache_geometry(architecture, dtype=dtype, layout=KVCacheLayout(chosen), tensor_parallel_size=1)
+        chosen = KVCacheLayout(layout or KVCacheLayout.least(architecture))
+        return cache_geometry(architecture, dtype=dtype, layout=chosen, tensor_parallel_size=1, draft=draft)
 
     return build

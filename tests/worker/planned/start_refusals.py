@@ -127,6 +127,8 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "sizing.backends.generations:generation_of", "UnknownGenerationError"): (1, _GENERATION),
     (_CORE + "sizing.backends.resolve:resolve", "InvalidInput"): (1, _ENGINE_RULES),
     (_CORE + "sizing.memory:check_overrides", "InvalidInput"): (2, _HAND),
+    (_CORE + "sizing.draft_pages:check_draft", "InvalidInput"): (3, _FILES),
+    (_CORE + "sizing.pages:_draft_pages", "InvalidInput"): (1, _INSPECTED),
     (_CORE + "sizing.pages:cache_geometry", "InvalidInput"): (1, _LAYOUT),
     (_CORE + "sizing.weights.text:_terms", "InvalidInput"): (1, _TENSOR),
     (_CORE + "sizing.weights.text:parameters_per_rank", "InvalidInput"): (1, _TENSOR),

@@ -129,7 +129,7 @@ def page_groups(batch: ScheduledBatch, cache: KVCache, tables: BlockTables, *, k
         alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for index, ((_, start, end), (_, rows)) in enumerate(zip(spans, found, strict=True)):
             few = end - start <= FEW_ROWS
-            width = min(_table_width(rows.size), tables.host[kind].shape[1]) if few else rows.size
+            width = min(_table_width(rows.size), tables.context_entries[kind]) if few else rows.size
             alike[end - start, width, -1 if few and index not in sees_ahead else index].append(index)
         return tuple(
             SegmentGroup(

@@ -35,6 +35,35 @@ class _LayerPlanes:
     scales: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class _DraftViews:
+    """Of each full layer of a drafter, and of each window layer: by plane [pages, heads, tokens, head_dim]."""
+
+    full: tuple[dict[str, Tensor], ...] = ()
+    window: tuple[dict[str, Tensor], ...] = ()
+
+    @classmethod
+    def of(cls, geometry: CacheGeometry, pages: Tensor) -> _DraftViews:
+        """`pages` uint8 [global pages, page bytes]."""
+        draft = geometry.draft
+        if draft is None:
+            return cls()
+
+        def views(start: int, tokens: int) -> dict[str, Tensor]:
+            size = draft.kv_heads * tokens * draft.head_dim * draft.element_bytes
+            shape = (-1, draft.kv_heads, tokens, draft.head_dim)
+            dtype = {2: torch.bfloat16, 4: torch.float32}[draft.element_bytes]
+            starts = {plane: start + number * size for number, plane in enumerate(draft.planes)}
+            return {plane: pages[:, at : at + size].view(dtype).view(shape) for plane, at in starts.items()}
+
+        full = range(draft.full_offset_bytes, draft.full_offset_bytes + draft.full_bytes, draft.layer_bytes)
+        tokens = geometry.global_page.page_tokens
+        return cls(
+            tuple(views(start, tokens) for start in full),
+            tuple(views(index * draft.ring_layer_bytes, draft.page_tokens) for index in range(draft.window_layers)),
+        )
+
+
 class KVCache:
     """Arena of `pool_bytes` bytes, typed views into it, row writes, page reads and page moves.
 
@@ -59,6 +88,7 @@ class KVCache:
             for spec in _specs(geometry)
             for block, layer in enumerate(spec.layers)
         }
+        self._drafts = _DraftViews.of(geometry, self._pages[LayerKind.GLOBAL])
         self.stamps = KVStamps(geometry, self.num_pages, pool_bytes=pool_bytes) if debug_stamps else None
 
     def page_rows(self, kind: LayerKind, pages: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
@@ -143,6 +173,16 @@ class KVCache:
     def planes(self, layer: int) -> tuple[str, ...]:
         """Row planes that this layer stores: ("k", "v") or ("v",)."""
         return tuple(self._layers[layer].rows)
+
+    def full_draft_planes(self, index: int) -> dict[str, Tensor]:
+        """Views [view rows of global pages, heads, page_tokens, head_dim] of a drafter's full layer, its `index`-th, by
+        plane: "k" and "v", or "v". Rows in its compute type, not encoded."""
+        return self._drafts.full[index]
+
+    def window_draft_planes(self, index: int) -> dict[str, Tensor]:
+        """Views [view rows of global pages, heads, DraftPages.page_tokens, head_dim] of a drafter's window layer, its
+        `index`-th: of pages in its ring."""
+        return self._drafts.window[index]
 
     def write_rows(self, layer: int, slots: Tensor, rows: dict[str, StoredRows]) -> None:
         """Write rows [N, heads, D] of each plane into token slots.

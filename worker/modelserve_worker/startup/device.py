@@ -11,6 +11,7 @@ from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.backends.generations import UnknownGenerationError
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import KernelTable
+from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.startup.accelerator_check import AcceleratorMismatch, DeviceFacts
 
@@ -48,8 +49,11 @@ def compute_dtype(architecture: ModelArchitecture) -> torch.dtype:
     return torch.float32 if architecture.dtype == "float32" else torch.bfloat16
 
 
-def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheGeometry:
-    """Page geometry of one rank. dtype `auto` is the weights', layout `auto` is v_only where it is exact.
+def select_geometry(
+    architecture: ModelArchitecture, args: EngineArgs, draft: DraftCache | None = None
+) -> CacheGeometry:
+    """Page geometry of one rank. dtype `auto` is the weights', layout `auto` is v_only where it is exact. `draft`: what
+    the drafter wants cached.
 
     Raises InvalidInput for a layout that the model does not have.
     """
@@ -58,7 +62,11 @@ def select_geometry(architecture: ModelArchitecture, args: EngineArgs) -> CacheG
         layout = KVCacheLayout.least(architecture)
     dtype = KVCacheDtype(architecture.dtype) if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     return cache_geometry(
-        architecture, dtype=dtype, layout=KVCacheLayout(layout), tensor_parallel_size=args.tensor_parallel_size
+        architecture,
+        dtype=dtype,
+        layout=KVCacheLayout(layout),
+        tensor_parallel_size=args.tensor_parallel_size,
+        draft=draft,
     )
 
 

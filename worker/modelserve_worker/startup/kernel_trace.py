@@ -180,7 +180,7 @@ def _run_steps(
 ) -> None:
     from modelserve_worker.attention.fast_attention import KernelAttention, KernelCacheReader  # Triton, on GPUs alone
 
-    geometry = select_geometry(architecture, args)
+    geometry = select_geometry(architecture, args, read_speculation(args, architecture).draft_cache)
     longest = architecture.max_position_embeddings
     sizes: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
     most_rows = args.speculative.rows

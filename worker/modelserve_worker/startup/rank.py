@@ -97,7 +97,7 @@ def start_rank(
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
     weight_format = read_weight_format(directory)
-    geometry = select_geometry(architecture, args)
+    geometry = select_geometry(architecture, args, inspection.read_speculation(args, architecture).draft_cache)
     table = kernel_table(found, architecture, geometry, args, weight_format)
     used_before = 0
     if device.type == "cuda":

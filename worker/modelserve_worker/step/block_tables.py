@@ -21,17 +21,35 @@ _COPIES_IN_FLIGHT = 8  # before the host waits for the first of them
 
 
 def table_entries(geometry: CacheGeometry, kind: LayerKind, *, max_model_len: int) -> int:
-    """Entries of one slot's table."""
+    """Entries of one slot's table. The global one has those of a drafter's ring behind the pages of the longest context
+    of the model, which may be longer than what is served."""
+    draft = geometry.draft
+    if kind is LayerKind.GLOBAL and draft is not None and draft.ring_entries:
+        return _padded(draft.first_ring_entry + draft.ring_entries)
+    return context_entries(geometry, kind, max_model_len=max_model_len)
+
+
+def context_entries(geometry: CacheGeometry, kind: LayerKind, *, max_model_len: int) -> int:
+    """Of them those that the model's attention may read, the first ones."""
     used = geometry.sliding_table_entries if kind is LayerKind.SLIDING else geometry.global_pages(max_model_len)
-    return -(-max(1, used) // TABLE_ROW_MULTIPLE) * TABLE_ROW_MULTIPLE
+    return _padded(max(1, used))
+
+
+def _padded(entries: int) -> int:
+    return -(-entries // TABLE_ROW_MULTIPLE) * TABLE_ROW_MULTIPLE
 
 
 class BlockTables:
-    """What `TableUpdates` write and attention reads. Updates are ordered with steps on the current stream."""
+    """What `TableUpdates` write and attention reads. Updates are ordered with steps on the current stream.
+
+    `context_entries`: how many entries of a row, the first ones, the model's attention may read."""
 
     def __init__(self, geometry: CacheGeometry, *, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         words = {kind: max_num_seqs * table_entries(geometry, kind, max_model_len=max_model_len) for kind in LayerKind}
+        self.context_entries = {
+            kind: context_entries(geometry, kind, max_model_len=max_model_len) for kind in LayerKind
+        }
         ends = dict(zip(LayerKind, np.cumsum(list(words.values())).tolist(), strict=True))
         # All tables are one array, so that a step's updates are one copy and one launch, whatever their kinds.
         self._all_host = np.zeros(sum(words.values()), dtype=np.int32)
