@@ -3,6 +3,9 @@
 `hf://google/gemma-4-{E2B,E4B,12B,26B-A4B,31B}` and their `-it` forms in bfloat16, `-it-qat-w4a16-ct` in INT4 (not of
 26B-A4B), and the drafters `-it-assistant`.
 
+Drafters of the DFlash family: `hf://z-lab/gemma-4-31B-it-DFlash`, `hf://RedHatAI/gemma-4-31B-it-speculator.{dflash,dspark}`
+and `hf://deepseek-ai/dspark_gemma4_12b_block7`; an inspect Job reads others.
+
 Their facts ship with the package, so that a plan for them needs neither network nor an inspect Job.
 """
 
@@ -16,7 +19,8 @@ from typing import Any
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
-from modelserve.model.model_facts import AssistantFacts, ModelFacts
+from modelserve.model.drafters.configs import dflash_architecture
+from modelserve.model.model_facts import AssistantFacts, DFlashFacts, ModelFacts
 from modelserve.model.weight_format import BFLOAT16, int4
 from modelserve.sizing.weights.text import weight_terms
 
@@ -44,6 +48,15 @@ def published_assistant(uri: str) -> AssistantFacts | None:
         return None
     stored = _data()["variants"][match["variant"]]["assistant_bytes"]
     return AssistantFacts(assistant=assistant_of(match["variant"]), weight_bytes=stored)
+
+
+@cache
+def published_dflash(uri: str) -> DFlashFacts | None:
+    """Facts of a published drafter of the DFlash family, or None when the address is not one of them."""
+    data = json.loads(files("modelserve").joinpath("data/drafters.json").read_text())["drafters"].get(uri)
+    if data is None:
+        return None
+    return DFlashFacts(drafter=dflash_architecture(data["config"]), weight_bytes=data["checkpoint_bytes"])
 
 
 def assistant_uri(model: str) -> str | None:

@@ -20,6 +20,8 @@ from modelserve.inspection import read_drafter
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.drafters.reading import drafter_architecture, drafter_pair_problem
+from modelserve.model.model_facts import DFlashFacts
+from modelserve.published import published_dflash
 from modelserve.sizing.weights.dflash import dflash_ranks_problem, dflash_weight_bytes, draft_cache
 
 PUBLISHED = published_configs()
@@ -96,6 +98,23 @@ def test_redhats_file_has_the_published_bytes_with_its_copy_of_the_embedding() -
     ours = dflash_weight_bytes(_read(DSPARK_31B), tensor_parallel_size=1)
     copied, maps = 2 * 262144 * 5376, 4 * 32000 + 262144  # d2t has eight bytes a token there, t2d one of the target's
     assert ours + copied + maps == pytest.approx(8.39e9, rel=0.001)
+
+
+def test_facts_of_published_drafters_ship() -> None:
+    """Those whose configs are known: of others an inspect Job reads them."""
+    known = {
+        "hf://z-lab/gemma-4-31B-it-DFlash": ("z-lab 31B", 3.07e9),
+        "hf://RedHatAI/gemma-4-31B-it-speculator.dflash": ("RedHat dflash 31B", 8.2e9),
+        "hf://RedHatAI/gemma-4-31B-it-speculator.dspark": ("RedHat dspark 31B", 8.39e9),
+        "hf://deepseek-ai/dspark_gemma4_12b_block7": ("DeepSpec 12B", 6.9e9),
+    }
+    for uri, (name, stored) in known.items():
+        facts = published_dflash(uri)
+        assert facts is not None
+        assert facts.drafter == _read(PUBLISHED[name][0])
+        assert facts.weight_bytes == pytest.approx(stored, rel=0.01)
+        assert DFlashFacts.model_validate_json(facts.model_dump_json(by_alias=True)) == facts
+    assert published_dflash("hf://z-lab/gemma-4-26B-A4B-it-DFlash") is None
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -7,6 +7,7 @@ from pydantic.alias_generators import to_camel
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.weight_format import WeightFormat
 
 FACTS_KEY = "model.json"  # of the ConfigMap that keeps them in a cluster
@@ -39,4 +40,13 @@ class AssistantFacts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
 
     assistant: AssistantArchitecture
+    weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files.")
+
+
+class DFlashFacts(BaseModel):
+    """Facts of one drafter of the DFlash family; as JSON it is what an inspect Job reports of a drafter."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
+
+    drafter: DFlashArchitecture
     weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files.")
