@@ -22,6 +22,7 @@ from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.drafters.reading import drafter_architecture, drafter_pair_problem
 from modelserve.model.model_facts import DFlashFacts
 from modelserve.published import published_dflash
+from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.weights.dflash import dflash_ranks_problem, dflash_weight_bytes, draft_cache
 
 PUBLISHED = published_configs()
@@ -130,7 +131,7 @@ def test_a_published_drafter_fits_its_model_alone(name: str) -> None:
     ("RedHat dspark 31B", (0, 5, 2048, 16, 256, False, 2)), ("DeepSpec 12B", (5, 0, 0, 1, 512, True, 2)),
 ])  # fmt: skip
 def test_rows_of_the_cache_are_the_layers(name: str, rows: tuple[Any, ...]) -> None:
-    assert tuple(draft_cache(_read(PUBLISHED[name][0]))) == rows
+    assert draft_cache(_read(PUBLISHED[name][0])) == DraftCache(*rows)
 
 
 def test_ranks_share_what_can_be_shared() -> None:

@@ -77,3 +77,30 @@ def assistant_config_json() -> dict[str, Any]:
         "tie_word_embeddings": True,
         "text_config": text,
     }
+
+
+def dflash_config_json() -> dict[str, Any]:
+    """A DFlash drafter of gemma4-tiny-keqv in z-lab's spelling: a layer with a window, and one that sees everything."""
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 64,
+        "rope_theta": 1_000_000,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": _TEXT["max_position_embeddings"],
+        "vocab_size": VOCAB_SIZE,
+        "tie_word_embeddings": True,
+        "final_logit_softcapping": 30.0,
+        "dtype": "bfloat16",
+        "block_size": 8,
+        "num_target_layers": 6,
+        "dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 2, 4]},
+    }

@@ -107,8 +107,15 @@ class Decoder:
         cap = self.architecture.final_logit_softcapping
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def hidden(self, rows: Rows, *, caches: dict[LayerKind, tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """[B, M, H] after the final norm at `rows.predict`. `caches` receives K and V of each kind's last owner."""
+    def hidden(
+        self,
+        rows: Rows,
+        *,
+        caches: dict[LayerKind, tuple[Tensor, Tensor]] | None = None,
+        outputs: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """[B, M, H] after the final norm at `rows.predict`. `caches` receives K and V of each kind's last owner,
+        `outputs` float32 [B, L, H] behind each layer before the last that owns a cache."""
         a = self.architecture
         x = functional.embedding(rows.input_ids, self.weights["embed_tokens.weight"]) * a.hidden_size**0.5
         per_layer = self._per_layer(rows.input_ids, x) if a.hidden_size_per_layer_input else None
@@ -130,6 +137,8 @@ class Decoder:
             post = self.weights[f"layers.{layer}.post_attention_layernorm.weight"]
             x = self.add_norm(x, self.linear(attended, f"layers.{layer}.self_attn.o_proj"), post)
             x = self.feed_forward(layer, x, None if per_layer is None else per_layer[:, :, layer])
+            if outputs is not None and layer < last_owner:
+                outputs[layer] = x
         if caches is not None:
             caches |= {kind: kept[a.owning_layers(kind)[-1]] for kind in LayerKind}
         return self.norm(x, self.weights["norm.weight"], self.dtype)

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.weight_format import TextLinear
+from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.weights.text import WeightTensor
 
 TOKEN_BYTES = 4  # of a token that an own head scores
 
 
-class DraftRows(NamedTuple):
-    """What a drafter wants cached of every token, of the whole model."""
-
-    full_layers: int
-    window_layers: int
-    window: int  # tokens before the anchor that a window layer sees; 0 without window layers
-    kv_heads: int
-    head_dim: int
-    v_only: bool = False  # K is made of V
-    element_bytes: int = 2
-
-
-def draft_cache(drafter: DFlashArchitecture) -> DraftRows:
+def draft_cache(drafter: DFlashArchitecture) -> DraftCache:
     """Rows that a drafter's layers read of the tokens before a block, in its compute type."""
     windowed = sum(window is not None for window in drafter.layer_windows)
-    return DraftRows(
+    return DraftCache(
         full_layers=drafter.num_hidden_layers - windowed,
         window_layers=windowed,
         window=drafter.window or 0,
