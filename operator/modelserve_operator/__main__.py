@@ -42,7 +42,7 @@ async def run(settings: Settings) -> None:
         replanning = Replanning(gatherer, queue)
         watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         leadership = Leadership(
-            kube.api_client, name=settings.lease_name, namespace=settings.namespace, holder=settings.lease_holder
+            kube.leases, name=settings.lease_name, namespace=settings.namespace, holder=settings.lease_holder
         )
 
         def alive() -> bool:

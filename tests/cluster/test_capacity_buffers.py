@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.aio.config import kube_config
 
 from localcluster.binaries import module_folder
 from localcluster.control_plane import ControlPlane, control_plane
@@ -113,18 +112,16 @@ def written(plane: ControlPlane) -> dict[str, Any]:
     template, buffer = _objects(plane)
 
     async def write() -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.folder / "admin.kubeconfig"))
-            async with ClusterKube(through_api_proxy=False) as kube:
-                applier = Applier(kube, Store())
-                for _ in range(2):  # the second time there is nothing to write
-                    await applier.apply(POD_TEMPLATE, template)
-                    await applier.apply(CAPACITY_BUFFER, buffer)
-                    versions = [
-                        plane.kubectl.get(kind, "big", "-n", NAMESPACE)["metadata"]["resourceVersion"]
-                        for kind in ("podtemplate", "capacitybuffer")
-                    ]
-                    seen.append(versions)
+        async with ClusterKube(through_api_proxy=False, kubeconfig=plane.kubectl.kubeconfig) as kube:
+            applier = Applier(kube, Store())
+            for _ in range(2):  # the second time there is nothing to write
+                await applier.apply(POD_TEMPLATE, template)
+                await applier.apply(CAPACITY_BUFFER, buffer)
+                versions = [
+                    plane.kubectl.get(kind, "big", "-n", NAMESPACE)["metadata"]["resourceVersion"]
+                    for kind in ("podtemplate", "capacitybuffer")
+                ]
+                seen.append(versions)
 
     seen: list[list[str]] = []
     asyncio.run(write())

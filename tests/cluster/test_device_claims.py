@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from kubernetes.aio.config import kube_config
 
 from localcluster.binaries import require_programs
 from localcluster.control_plane import ControlPlane, control_plane
@@ -161,9 +160,7 @@ def _waits(plane: ControlPlane, name: str, claim: dict[str, Any]) -> None:
     wait_for(f"{name} waits", unschedulable)
 
 
-def test_who_waits_for_the_claimed_gpus_is_seen_with_the_operators_rights(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_the_claimed_gpus_is_seen_with_the_operators_rights(plane: ControlPlane) -> None:
     plane.kubectl.apply(*permissions(), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}})
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "other"}}
     plane.kubectl.apply(account)
@@ -172,11 +169,9 @@ def test_who_waits_for_the_claimed_gpus_is_seen_with_the_operators_rights(
     document = plane.kubectl.get("modelserve", "two")
     revision = _revision(document, _supply(plane))
     observed = Observed(model_serve=document, pods=(Pod.from_body(body),))
-    monkeypatch.setenv("KUBECONFIG", str(plane.operator_kubeconfig))
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.operator_kubeconfig))  # read at import
 
     async def rivals() -> tuple[str, ...]:
-        async with ClusterKube(through_api_proxy=False) as kube:
+        async with ClusterKube(through_api_proxy=False, kubeconfig=plane.operator_kubeconfig) as kube:
             pending = PendingPods(kube, _inventory(plane), lambda: datetime.now(UTC))
             return await pending.rivals(observed, replace(revision, hash="0123456789"))
 

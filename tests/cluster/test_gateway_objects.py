@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.aio.config import kube_config
 
 from localcluster.binaries import module_folder
 from localcluster.control_plane import ControlPlane, control_plane
@@ -57,12 +56,10 @@ def plane() -> Iterator[ControlPlane]:
 
 async def _write(plane: ControlPlane, *objects: tuple[Any, dict[str, Any]]) -> list[str]:
     """Apply each as the operator does; their versions afterwards."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.folder / "admin.kubeconfig"))
-        async with ClusterKube(through_api_proxy=False) as kube:
-            applier = Applier(kube, Store())
-            for kind, body in objects:
-                await applier.apply(kind, body)
+    async with ClusterKube(through_api_proxy=False, kubeconfig=plane.kubectl.kubeconfig) as kube:
+        applier = Applier(kube, Store())
+        for kind, body in objects:
+            await applier.apply(kind, body)
     stored = [plane.kubectl.get(kind.plural, "routed", "-n", "default") for kind, _ in objects]
     return [each["metadata"]["resourceVersion"] for each in stored]
 

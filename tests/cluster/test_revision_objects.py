@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kubernetes.aio.config import kube_config
 
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.kubectl import KubectlError
@@ -67,13 +66,12 @@ def _revision(document: dict[str, Any] = DOCUMENT) -> Revision:
 
 
 async def test_a_revision_is_read_as_it_was_written_and_its_data_never_changes(
-    plane: ControlPlane, owner: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane, owner: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.kubectl.kubeconfig))
     revision = _revision()
     body = controller_revision(owner, revision)
     name = body["metadata"]["name"]
-    async with ClusterKube(through_api_proxy=False) as kube:
+    async with ClusterKube(through_api_proxy=False, kubeconfig=plane.kubectl.kubeconfig) as kube:
         applier = Applier(kube, Store())
         await applier.apply(CONTROLLER_REVISION, body)
         stored = await kube.get(CONTROLLER_REVISION, namespace="default", name=name)
@@ -97,13 +95,12 @@ async def test_a_revision_is_read_as_it_was_written_and_its_data_never_changes(
 
 
 async def test_a_worker_that_mounts_an_image_is_accepted_as_it_is_written(
-    plane: ControlPlane, owner: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane, owner: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.kubectl.kubeconfig))
     document = {**DOCUMENT, "spec": {"model": {"uri": f"oci://registry:5000/models/big@sha256:{'a1' * 32}"}}}
     revision = _revision(document)
     body = deployment(owner, revision, replicas=1, record=None)
-    async with ClusterKube(through_api_proxy=False) as kube:
+    async with ClusterKube(through_api_proxy=False, kubeconfig=plane.kubectl.kubeconfig) as kube:
         for _ in range(2):
             await Applier(kube, Store()).apply(DEPLOYMENT, body)
             stored = await kube.get(DEPLOYMENT, namespace="default", name=body["metadata"]["name"])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from modelserve_operator.process import leadership, metrics
-from modelserve_operator.process.leadership import Leadership, LeaseLostError
+from modelserve_operator.process import metrics
+from modelserve_operator.process.leadership import Leadership, LeaseLostError, LeaseTimes
 
 
 class Leases:
@@ -21,6 +21,7 @@ class Leases:
         self.stored: Any = None
         self.version = 0
         self.down = False
+        self.api_client = SimpleNamespace()
 
     async def _reach(self) -> None:
         if self.down:
@@ -67,26 +68,21 @@ def leadership_time(text: str) -> Any:
 
 
 @pytest.fixture
-def leases(monkeypatch: pytest.MonkeyPatch) -> Leases:
-    server = Leases()
-    monkeypatch.setattr(
-        "kubernetes.aio.leaderelection.resourcelock.leaselock.client.CoordinationV1Api", lambda api_client: server
-    )
-    # The library wants whole seconds; these are the shortest that it takes.
-    for name, seconds in (("LEASE_SECONDS", 4), ("RENEW_SECONDS", 2), ("RETRY_SECONDS", 1), ("REQUEST_SECONDS", 0.5)):
-        monkeypatch.setattr(leadership, name, seconds)
-    return server
+def leases() -> Leases:
+    return Leases()
 
 
-def _operator(name: str) -> Leadership:
-    return Leadership(SimpleNamespace(), name="modelserve-operator", namespace="modelserve-system", holder=name)
+def _operator(name: str, leases: Leases) -> Leadership:
+    times = LeaseTimes(lease=4, renew=2, retry=1, request=0.5)  # whole seconds: the shortest that the library takes
+    where = {"name": "modelserve-operator", "namespace": "modelserve-system"}
+    return Leadership(leases, **where, holder=name, times=times)
 
 
 class Work:
     """What an operator does while it holds the Lease."""
 
-    def __init__(self, name: str) -> None:
-        self.leadership = _operator(name)
+    def __init__(self, name: str, leases: Leases) -> None:
+        self.leadership = _operator(name, leases)
         self.working = False
         self.began = asyncio.Event()
         self.stop = asyncio.Event()
@@ -107,7 +103,7 @@ class Work:
 
 
 async def test_one_of_two_works_and_hands_over_at_once_when_it_stops(leases: Leases) -> None:
-    first, second = Work("first"), Work("second")
+    first, second = Work("first", leases), Work("second", leases)
     running = [asyncio.create_task(first.run())]
     await asyncio.wait_for(first.began.wait(), 20)
     running.append(asyncio.create_task(second.run()))
@@ -125,7 +121,7 @@ async def test_one_of_two_works_and_hands_over_at_once_when_it_stops(leases: Lea
 
 
 async def test_who_sees_another_holder_stops_and_leaves_the_lease_alone(leases: Leases) -> None:
-    work = Work("first")
+    work = Work("first", leases)
     running = asyncio.create_task(work.run())
     await asyncio.wait_for(work.began.wait(), 20)
     leases.stored.spec.holder_identity = "stranger"
@@ -136,7 +132,7 @@ async def test_who_sees_another_holder_stops_and_leaves_the_lease_alone(leases: 
 
 
 async def test_who_cannot_renew_stops_before_another_may_take_over(leases: Leases) -> None:
-    first, second = Work("first"), Work("second")
+    first, second = Work("first", leases), Work("second", leases)
     running = asyncio.create_task(first.run())
     await asyncio.wait_for(first.began.wait(), 20)
     leases.down = True
@@ -152,12 +148,12 @@ async def test_who_cannot_renew_stops_before_another_may_take_over(leases: Lease
 
 async def test_the_last_try_of_a_holder_ends_before_its_lease_does() -> None:
     """The last renewal is followed by a pause, tries within the deadline, and one try that may begin at its end."""
-    last = leadership.RETRY_SECONDS + leadership.RENEW_SECONDS + 2 * leadership.REQUEST_SECONDS
-    assert last < leadership.LEASE_SECONDS
+    times = LeaseTimes()
+    assert times.retry + times.renew + 2 * times.request < times.lease
 
 
 async def test_without_a_lease_there_is_no_election() -> None:
-    alone = Leadership(SimpleNamespace(), name="", namespace="n", holder="h")
+    alone = Leadership(Leases(), name="", namespace="n", holder="h")
     async with alone.held() as keep:
         assert not alone.waiting
         with pytest.raises(TimeoutError):

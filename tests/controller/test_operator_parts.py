@@ -174,6 +174,16 @@ def test_a_dropped_field_shows_in_the_applied_hash() -> None:
     assert not diff.covers(before, after)
 
 
+def test_what_is_not_covered_is_said_by_the_path_of_its_field() -> None:
+    live = {"spec": {"template": {"spec": {"a": 1, "b": [2]}}, "replicas": 3}, "metadata": {"name": "x", "uid": "u"}}
+    desired = {
+        "spec": {"template": {"spec": {"a": 1, "b": [3], "c": {"d": 4}}}, "replicas": 3},
+        "metadata": {"name": "x"},
+    }
+    assert diff.uncovered(live, desired) == {"spec.template.spec.b": [2], "spec.template.spec.c": None}
+    assert diff.uncovered(live, live) == {}
+
+
 def test_settings_come_from_the_environment_and_unknown_ones_are_errors() -> None:
     read = from_environment({"MODELSERVE_WATCH_NAMESPACES": "a, b", "MODELSERVE_RESYNC_SECONDS": "30", "PATH": "/bin"})
     assert read.watch_namespaces == ("a", "b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -132,6 +133,31 @@ async def test_a_resync_does_not_wait_for_a_check(world) -> None:
     await asyncio.wait_for(queued.wait(), 10)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_resync_is_never_sooner_than_it_is_due(world) -> None:
+    """However slow the machine is: so many cannot have been due in the time that has passed."""
+    times: list[float] = []
+    four = asyncio.Event()
+
+    class Noted(Replanning):
+        def everything(self) -> None:
+            times.append(time.monotonic())
+            if len(times) == 4:
+                four.set()
+
+    class Quick(Watchdog):
+        grace_seconds = 0.0
+
+    world.gatherer.heard_version = dict.fromkeys(WATCHED, 10**9)
+    began = time.monotonic()
+    watchdog = Quick(world.gatherer, Noted(world.gatherer, WorkQueue()), interval=3600, resync=0.05)
+    running = asyncio.create_task(watchdog.run())
+    await asyncio.wait_for(four.wait(), 60)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    due = [began + 0.05 * number for number in range(1, 5)]
+    assert all(at >= earliest for at, earliest in zip(times, due, strict=False))
 
 
 def test_a_status_is_written_to_the_spec_that_it_was_made_from(world) -> None:

@@ -53,7 +53,7 @@ FAILING = Member(NEWER, True, stalled=True, fails="CrashLoop")
         ({BAD: MOVING}, GOOD, "one moves"),
         ({BAD: _without_room(1)}, GOOD, None),
         ({BAD: _without_room(1)}, Key("bad", "w"), "another ModelServe of this namespace .* no room"),
-        ({BAD: _without_room(11)}, Key("bad", "w"), None),
+        ({BAD: _without_room(10)}, Key("bad", "w"), None),
         ({BAD: _without_room(1), OTHER: _without_room(1)}, GOOD, "one moves"),
         ({BAD: _without_room(11), OTHER: _without_room(1)}, GOOD, None),
         ({BAD: _without_room(1), OTHER: MOVING}, GOOD, "one moves"),

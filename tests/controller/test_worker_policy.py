@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, DEPLOYMENT, M
 from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.process.metrics import REGISTRY
 from modelserve_operator.process.work_queue import Key
-from modelserve_operator.rollout.fleet import Limits, Member, turn
+from modelserve_operator.rollout.fleet import Limits, Member, members, turn
 
 FLEET = int(os.environ.get("MODELSERVE_FLEET", "12"))
 NEWER = "worker:0.2.7"
@@ -133,6 +134,22 @@ def test_setting_the_image_back_moves_them_back(served) -> None:
 
 
 # --- turns ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_modelserve_runs_is_said_by_its_highest_revision_in_whatever_order_they_are_listed() -> None:
+    def revision(number: int, owner: str = "u") -> dict[str, Any]:
+        metadata = {
+            "name": f"big-{number}", "namespace": "ml", "labels": {labels.NAME: "big"},
+            "ownerReferences": [{"uid": owner}],
+        }  # fmt: skip
+        return {"metadata": metadata, "revision": number, "data": {"worker": {"image": f"worker:{number}"}}}
+
+    serve = {"metadata": {"name": "big", "namespace": "ml", "uid": "u"}}
+    for listed in itertools.permutations(
+        [revision(1), revision(2), revision(3), revision(4, owner="of the one before")]
+    ):
+        found = members([serve], listed)
+        assert {key.name: member.image for key, member in found.items()} == {"big": "worker:3"}
 
 
 def _member(image: str = NEWER, *, moved: bool = True, settled: bool = False, stalled: str | None = None) -> Member:

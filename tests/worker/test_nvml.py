@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,46 +63,36 @@ class OldLibrary(Library):
         raise AttributeError
 
 
-def loads(monkeypatch: pytest.MonkeyPatch, library: Library | None) -> None:
+def loads(library: Library | None) -> Callable[[str], Library]:
     def load(name: str) -> Library:
         if library is None:
             raise OSError(name)
         return library
 
-    monkeypatch.setattr(ctypes, "CDLL", load)
+    return load
 
 
-def test_what_is_used_is_asked_of_the_library_and_a_stranger_to_it_uses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_used_is_asked_of_the_library_and_a_stranger_to_it_uses_nothing() -> None:
     library = Library()
-    loads(monkeypatch, library)
-    assert [nvml.used_bytes(uuid) for uuid in ("GPU-1", "GPU-2")] == [77, 0]
+    assert [nvml.used_bytes(uuid, load=loads(library)) for uuid in ("GPU-1", "GPU-2")] == [77, 0]
     assert library.open == 0
-    loads(monkeypatch, None)
-    assert nvml.used_bytes("GPU-1") == 0
+    assert nvml.used_bytes("GPU-1", load=loads(None)) == 0
 
 
 @pytest.mark.parametrize(("visible", "product"), [
     (None, "NVIDIA-H200"), ("1", "NVIDIA-L4"), ("1,0", "NVIDIA-L4"), ("GPU-1", "NVIDIA-H200"), ("", None), ("7", None),
     ("MIG-9", None),
 ])  # fmt: skip
-def test_the_first_gpu_is_the_first_that_a_process_may_see(
-    visible: str | None, product: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_gpu_is_the_first_that_a_process_may_see(visible: str | None, product: str | None) -> None:
     library = Library()
-    loads(monkeypatch, library)
-    found = nvml.first_gpu({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    found = nvml.first_gpu({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, load=loads(library))
     assert (found.product if found else None) == product
     assert library.open == 0
 
 
 @pytest.mark.parametrize("library", [None, OldLibrary()])
-def test_without_the_library_or_with_an_old_one_there_is_no_first_gpu(
-    library: Library | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loads(monkeypatch, library)
-    assert nvml.first_gpu({}) is None
+def test_without_the_library_or_with_an_old_one_there_is_no_first_gpu(library: Library | None) -> None:
+    assert nvml.first_gpu({}, load=loads(library)) is None
 
 
 def sizes(args: EngineArgs, model: str, gpu: str = "NVIDIA-H200") -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
@@ -77,28 +78,33 @@ class Kube(Protocol):
 
 
 class ClusterKube:
-    """Kube over HTTP. Use as an asynchronous context manager."""
+    """Kube over HTTP. Use as an asynchronous context manager.
 
-    def __init__(self, *, through_api_proxy: bool) -> None:
+    Without a `kubeconfig` the cluster is the one that the operator runs in, or else kubectl's current one.
+    """
+
+    def __init__(self, *, through_api_proxy: bool, kubeconfig: Path | None = None) -> None:
         self._through_api_proxy = through_api_proxy
+        self._kubeconfig = kubeconfig
         self._client: client.ApiClient
         self._workers: aiohttp.ClientSession
 
     async def __aenter__(self) -> ClusterKube:
         configuration = client.Configuration()
-        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+        if not self._kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            file = self._kubeconfig and str(self._kubeconfig)
+            await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
         self._client = client.ApiClient(configuration)
         self._client.user_agent = "modelserve-operator"
         self._workers = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WORKER_TIMEOUT_SECONDS))
         return self
 
     @property
-    def api_client(self) -> client.ApiClient:
-        """The client itself, for the library's leader election."""
-        return self._client
+    def leases(self) -> client.CoordinationV1Api:
+        """For the library's leader election."""
+        return client.CoordinationV1Api(self._client)
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]

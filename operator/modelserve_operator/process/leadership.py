@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from kubernetes.aio import client
@@ -24,12 +24,16 @@ from modelserve_operator.process import metrics
 
 logger = logging.getLogger(__name__)
 
+
 # A holder that cannot renew stops before anyone else may take over: its last try begins RETRY + RENEW seconds after the
 # last renewal, and two requests later it is over; that is below LEASE.
-LEASE_SECONDS = 15
-RENEW_SECONDS = 8
-RETRY_SECONDS = 2
-REQUEST_SECONDS = 2
+class LeaseTimes(NamedTuple):
+    """Seconds; the library takes whole ones for all but a request's."""
+
+    lease: int = 15
+    renew: int = 8
+    retry: int = 2
+    request: float = 2
 
 
 class LeaseLostError(Exception):
@@ -37,17 +41,21 @@ class LeaseLostError(Exception):
 
 
 class _Lease(LeaseLock):
-    """A Lease whose requests end in time, and whose holder notices another one."""
+    """A Lease whose requests to `leases` end in time, and whose holder notices another one."""
 
-    def __init__(self, name: str, namespace: str, holder: str, api_client: client.ApiClient) -> None:
-        super().__init__(name, namespace, holder, api_client)
+    def __init__(
+        self, name: str, namespace: str, holder: str, leases: client.CoordinationV1Api, request_s: float
+    ) -> None:
+        super().__init__(name, namespace, holder, leases.api_client)
+        self.api_instance = leases
         self.held = False
+        self._request_s = request_s
 
     async def get(
         self, name: str, namespace: str
     ) -> tuple[bool, LeaderElectionRecord] | tuple[bool, Exception] | tuple[bool, None]:
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._request_s):
                 found, record = await super().get(name, namespace)
         except (aiohttp.ClientError, TimeoutError) as error:
             return False, ApiException(status=0, reason=f"no answer from the API server: {error!r}")
@@ -58,7 +66,7 @@ class _Lease(LeaseLock):
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         # Not the library's: it passes `pretty=True`, which its own client refuses since 37.
         body = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
-        return await _in_time(self._create(namespace, body))
+        return await self._in_time(self._create(namespace, body))
 
     async def _create(self, namespace: str, body: client.V1Lease) -> bool:
         try:
@@ -69,7 +77,7 @@ class _Lease(LeaseLock):
         return True
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
-        return await _in_time(super().update(name, namespace, updated_record))
+        return await self._in_time(super().update(name, namespace, updated_record))
 
     async def release(self) -> None:
         """Name no holder, if it is still ours: the next operator takes over at its next look."""
@@ -77,24 +85,32 @@ class _Lease(LeaseLock):
             found, _ = await self.get(self.name, self.namespace)
             if found and self.lease_reference is not None and self.lease_reference.spec is not None:
                 self.lease_reference.spec.holder_identity = ""
-                async with asyncio.timeout(REQUEST_SECONDS):  # refused with 409 when somebody took it meanwhile
+                async with asyncio.timeout(self._request_s):  # refused with 409 when somebody took it meanwhile
                     await self.api_instance.replace_namespaced_lease(self.name, self.namespace, self.lease_reference)
 
-
-async def _in_time(request: object) -> bool:
-    try:
-        async with asyncio.timeout(REQUEST_SECONDS):
-            return bool(await request)  # type: ignore[misc]
-    except (aiohttp.ClientError, TimeoutError) as error:
-        logger.warning("the Lease was not written: %r", error)
-        return False
+    async def _in_time(self, request: Awaitable[Any]) -> bool:
+        try:
+            async with asyncio.timeout(self._request_s):
+                return bool(await request)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            logger.warning("the Lease was not written: %r", error)
+            return False
 
 
 class Leadership:
     """One operator's part in the election. Without a Lease's name there is none: it works at once, for ever."""
 
-    def __init__(self, api_client: client.ApiClient, *, name: str, namespace: str, holder: str) -> None:
-        self._lease = _Lease(name, namespace, holder, api_client) if name else None
+    def __init__(
+        self,
+        leases: client.CoordinationV1Api,
+        *,
+        name: str,
+        namespace: str,
+        holder: str,
+        times: LeaseTimes = LeaseTimes(),  # noqa: B008 - immutable
+    ) -> None:
+        self._times = times
+        self._lease = _Lease(name, namespace, holder, leases, times.request) if name else None
         self.waiting = True
         metrics.LEADER.set(0)
 
@@ -109,12 +125,12 @@ class Leadership:
             yield _for_ever
             return
         lease, where = self._lease, f"Lease {self._lease.namespace}/{self._lease.name}"
-        times = {"lease_duration": LEASE_SECONDS, "renew_deadline": RENEW_SECONDS, "retry_period": RETRY_SECONDS}
-        election = LeaderElection(Config(lease, onstarted_leading=_nothing, onstopped_leading=_nothing, **times))
+        waits, starts = self._times, {"onstarted_leading": _nothing, "onstopped_leading": _nothing}
+        election = LeaderElection(Config(lease, waits.lease, waits.renew, waits.retry, **starts))
 
         async def keep() -> None:
             await election.renew_loop()
-            raise LeaseLostError(f"{where} could not be renewed for {RENEW_SECONDS} s")
+            raise LeaseLostError(f"{where} could not be renewed for {waits.renew} s")
 
         logger.info("waiting for %s as %s", where, lease.identity)
         try:

@@ -7,7 +7,7 @@ Many requests at once: prompts of 1 to --longest tokens in chunks, decodes besid
 prompts that are scored token by token, prompts that begin with cached rows, a pool with room for fewer than may run,
 and preemptions. transformers then reads every prompt with its answer in one pass without a cache. Compared are the log
 probabilities of all tokens that the engine gave one of: |ours - float32| beside |transformers in bfloat16 - float32|,
-over the same tokens. Weights are random and exact in bfloat16 (logits_against_transformers.py). With --drafts the same
+over the same tokens. Weights are random and exact in bfloat16. With --drafts the same
 requests come again to an engine with a drafter that is right half of the time. Exits 1 where the ratio of the two means
 exceeds 1.1. On the CPU small models are computed in float32: it exits 1 where a log probability is off by more than
 2e-4.
@@ -29,9 +29,9 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 from true_drafter import TrueDrafter
 
 from bench.deadline import add_deadline, within
-from bench.engine.logits_against_transformers import randomise, reduced_config, round_weights
 from modelserve.engine_args import EngineArgs
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.published import published_model
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve_worker.kernels.compiling.kernel_cache import use_kernel_cache
 from modelserve_worker.kernels.operations import Operations
@@ -102,6 +102,62 @@ class Distances:
         if not self.theirs:
             return float(ours.max()) <= FLOAT32_LIMIT
         return float(ours.mean() / torch.cat(self.theirs["all"]).mean()) <= RATIO_LIMIT
+
+
+def reduced_config(variant: str, layers: int) -> Gemma4TextConfig:
+    """The published geometry with its first `layers` layers; as many layers share as are left of those that do."""
+    facts = published_model(f"hf://google/gemma-4-{variant}")
+    assert facts is not None, f"{variant} is not published"
+    full = facts.architecture
+    moe = {
+        "enable_moe_block": True,
+        "num_experts": full.num_experts,
+        "top_k_experts": full.top_k_experts,
+        "moe_intermediate_size": full.moe_intermediate_size,
+    }
+    return Gemma4TextConfig(
+        vocab_size=full.vocab_size,
+        hidden_size=full.hidden_size,
+        intermediate_size=full.intermediate_size,
+        num_hidden_layers=layers,
+        layer_types=[full.kind(layer).value for layer in range(layers)],
+        num_attention_heads=full.num_attention_heads,
+        num_key_value_heads=full.num_key_value_heads,
+        num_global_key_value_heads=full.num_global_key_value_heads if full.attention_k_eq_v else None,
+        head_dim=full.head_dim,
+        global_head_dim=full.global_head_dim,
+        attention_k_eq_v=full.attention_k_eq_v,
+        num_kv_shared_layers=max(0, layers - full.first_shared_layer),
+        use_double_wide_mlp=full.use_double_wide_mlp,
+        hidden_size_per_layer_input=full.hidden_size_per_layer_input,
+        vocab_size_per_layer_input=full.vocab_size_per_layer_input or full.vocab_size,
+        sliding_window=full.sliding_window,
+        final_logit_softcapping=full.final_logit_softcapping,
+        **(moe if full.num_experts else {}),
+    )
+
+
+def randomise(model: torch.nn.Module, *, seed: int) -> None:
+    """Unit-gain matrices, everything else 1 +- 0.2, attention scores of variance about 1; rounded to bfloat16."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            noise = torch.empty(tensor.shape, device=device).normal_(generator=generator)
+            if tensor.dim() > 1:
+                noise.mul_(tensor.shape[-1] ** -0.5)
+            else:
+                is_qk = name.endswith(("q_norm.weight", "k_norm.weight"))
+                noise.mul_(0.2).add_(1.0).mul_(tensor.shape[0] ** -0.25 if is_qk else 1.0)
+            tensor.copy_(noise.bfloat16())
+
+
+def round_weights(model: torch.nn.Module) -> None:
+    """What loading in bfloat16 gives: saved tensors in bfloat16, position tables still float32."""
+    saved = set(model.state_dict())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in saved:
+            tensor.data = tensor.data.bfloat16()
 
 
 def small_config(variant: str) -> Gemma4TextConfig:

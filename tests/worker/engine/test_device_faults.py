@@ -23,27 +23,26 @@ def sentence(code: int) -> str:
     return str(text.decode())
 
 
+def _cuda_error(code: int) -> torch.cuda.CudaError:
+    """As PyTorch makes it where there is a driver: a machine without one has no cudart in it."""
+    error = torch.cuda.CudaError.__new__(torch.cuda.CudaError)
+    RuntimeError.__init__(error, f"{sentence(code)} ({code})")
+    return error
+
+
 def wordings(code: int) -> list[Exception]:
     """As PyTorch, its cudart, Triton, NCCL and this package's calls of the driver say it."""
     name = runtime.cudaError_t(code).name
     link = f"Search for `{name}' in https://docs.nvidia.com/cuda for more information."
     told = [
         torch.AcceleratorError(f"CUDA error: {sentence(code)}\n{link}"),
-        torch.cuda.CudaError(code),
+        _cuda_error(code),
         RuntimeError(f"Triton Error [CUDA]: {sentence(code)}"),
         RuntimeError(f"NCCL error: ncclUnhandledCudaError\nLast error:\nCuda failure {code} '{sentence(code)}'"),
     ]
     with pytest.raises(RuntimeError) as raised:
         checked((driver.CUresult(code),))
     return [*told, raised.value]
-
-
-@pytest.fixture(autouse=True)
-def _sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a driver has no cudart in PyTorch."""
-    monkeypatch.setattr(torch.cuda.CudaError, "__init__", lambda error, code: RuntimeError.__init__(
-        error, f"{sentence(code)} ({code})"
-    ))  # fmt: skip
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -21,7 +22,9 @@ from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationReason
 from modelserve_worker.engine.deadline import HEARTBEAT_S
 from modelserve_worker.engine.fair_queue import FairLimits
+from modelserve_worker.engine.loop import EngineLoop, FrontEndSocket
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
+from modelserve_worker.engine.wire import Stop, Stopped, encode
 from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from modelserve_worker.terminal_error import TerminalError
@@ -45,6 +48,38 @@ async def start() -> AsyncIterator[Start]:
 
 def request(name: str, max_tokens: int = 5, *, seed: int = 0, **sampling: Any) -> Request:
     return Request(name, (2, 3), SamplingParams(seed=seed, max_tokens=max_tokens, **sampling))
+
+
+def test_a_step_without_a_token_is_told_and_where_nothing_ran_the_loop_pauses() -> None:
+    """A prompt's chunk moves the figures; a scheduler that can schedule nothing is not asked again at once."""
+    ours, theirs = socket.socketpair()
+    told: list[Any] = []
+    paused: list[float] = []
+
+    class Noted(FrontEndSocket):
+        def send(self, message: Any) -> None:
+            told.append(message)
+
+        def pause(self, seconds: float) -> None:
+            paused.append(seconds)
+
+    class Chunks(stub_engine.StubEngine):
+        def step(self) -> list[RequestOutput]:
+            if self.steps_done == 1 and not paused:
+                return []
+            self.steps_done += 1
+            if self.steps_done == 2:
+                ours.sendall(encode(Stop()))
+            return []
+
+    engine = Chunks()
+    engine.add(request("a"))
+    with ours, theirs:
+        EngineLoop(engine, Noted(theirs)).run()  # type: ignore[arg-type]
+    *reports, last = told
+    assert [report.steps_done for report in reports] == [1, 2]
+    assert isinstance(last, Stopped)
+    assert len(paused) == 1
 
 
 async def collect(engine: EngineProcess, *requests: Request) -> list[RequestOutput]:

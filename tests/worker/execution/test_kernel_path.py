@@ -14,7 +14,7 @@ import torch
 from attention_tables import attention_table
 from exact_traffic import Exactly, differing
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens, reference_logits
-from ordered_dots import add_in_order
+from ordered_dots import ordered_dots  # noqa: F401 - a fixture
 from paged_logits import Forced, Replay, Traffic, geometry_of, replay
 from span_reference import prompt_of, random_span, spanned_logits
 from torch import Tensor
@@ -176,11 +176,11 @@ def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
     check(done, requests, tmp_path)
 
 
+@pytest.mark.usefixtures("ordered_dots")
 def test_exact_rows_do_not_depend_on_chunks_neighbours_or_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the kernels: a window of 9 and chunks that begin anywhere in a tile."""
-    add_in_order(monkeypatch)
     monkeypatch.setattr(triton_launches, "most_splits", lambda _: 2)
     make_checkpoint("26B-A4B", tmp_path, seed=2, head_dim=64, global_head_dim=128)
     model = load_checkpoint(tmp_path, operations=PLAIN_EXACT)

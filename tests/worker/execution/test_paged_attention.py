@@ -151,11 +151,27 @@ def test_stamps_catch_a_wrong_window(small_architecture, geometry_of, driver_for
         run_steps(projections, cache, driver, [[("a", 90)], [("a", last)]], backend=Shifted)
 
 
+def test_tables_of_decodes_have_few_widths(small_architecture, geometry_of, driver_for) -> None:
+    """Pages rounded up to two significant bits, so that rows of nearly as many are read together."""
+    geometry = geometry_of(small_architecture("31b"))
+    widths = {}
+    for pages in range(1, 10):
+        cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
+        tables, start = tables_for(cache), 64 * pages - 1
+        for share in (driver.share("a", [5] * start), driver.share("a", [5])):
+            batch = driver.batch(share)
+            for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
+                tables.apply({kind: updates})
+            (group,) = page_groups(batch, cache, tables).groups[LayerKind.GLOBAL]
+        widths[pages] = group.table.shape[1]
+    assert widths == {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 6, 7: 8, 8: 8, 9: 12}
+
+
 def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architecture, geometry_of, driver_for) -> None:
     """And the same step is taken when the table is right again."""
     geometry = geometry_of(small_architecture("31b", sliding_window=40))
     cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
-    tables, share = tables_for(cache), driver.share("a", [5] * 70)
+    tables, share = tables_for(cache), driver.share("a", [5] * 100)
     batch = driver.batch(share)
     for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
         tables.apply({kind: updates})
@@ -168,4 +184,6 @@ def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architectu
             ):
                 page_groups(batch, cache, tables)
         table[share.slot, 1] = right
-    assert page_groups(batch, cache, tables).positions.tolist() == list(range(70))
+    found = page_groups(batch, cache, tables)
+    assert found.positions.tolist() == list(range(100))
+    assert found.sliding_tokens.tolist() == list(range(32, 100)), "the window, and what else is in its first page"

@@ -11,7 +11,8 @@ import pytest
 from triton.runtime import interpreter
 
 
-def add_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, most: Any) -> Any:
         left, right = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
         total = d.data.copy()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ordered_dots import add_in_order
+from ordered_dots import ordered_dots  # noqa: F401 - a fixture
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelserve.errors import InvalidInput
@@ -18,12 +18,7 @@ from modelserve_worker.kernels.products.exact_products import PlainExactProducts
 from modelserve_worker.kernels.products.exact_products_triton import TritonExactProducts, TritonGroupedProducts
 from modelserve_worker.kernels.products.row_blocks import plain_product
 
-
-@pytest.fixture(autouse=True)
-def ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_in_order(monkeypatch)
-
-
+pytestmark = pytest.mark.usefixtures("ordered_dots")
 PRODUCTS = (PlainExactProducts(), TritonExactProducts())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 _SUCCESS = 0
 _MEMORY_VERSION = 2
 _NAME_LENGTH = 96
+_Load = Callable[[str], Any]
+"""Opens a library by its file name. Raises OSError."""
 
 
 class _Memory(ctypes.Structure):
@@ -34,26 +36,26 @@ class InstalledGPU:
     compute_capability: tuple[int, int]
 
 
-def used_bytes(uuid: str) -> int:
+def used_bytes(uuid: str, *, load: _Load = ctypes.CDLL) -> int:
     """Bytes of a device ("GPU-...") that processes use; 0 where NVML is missing or does not know it (a MIG slice)."""
-    with _loaded() as nvml:
+    with _loaded(load) as nvml:
         return 0 if nvml is None else _used_bytes(nvml, uuid)
 
 
-def first_gpu(environment: Mapping[str, str]) -> InstalledGPU | None:
+def first_gpu(environment: Mapping[str, str], *, load: _Load = ctypes.CDLL) -> InstalledGPU | None:
     """The GPU that a process with this environment has as its first; None where there is none, or NVML is missing."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.strip():
         return None
-    with _loaded() as nvml:
+    with _loaded(load) as nvml:
         return None if nvml is None else _gpu(nvml, (visible or "0").split(",")[0].strip())
 
 
 @contextmanager
-def _loaded() -> Iterator[Any]:
+def _loaded(load: _Load) -> Iterator[Any]:
     """NVML, or None."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        nvml = load("libnvidia-ml.so.1")
     except OSError:
         yield None
         return

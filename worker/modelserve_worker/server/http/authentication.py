@@ -20,8 +20,6 @@ from modelserve_worker.server.http.request_context import RequestContext
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/ping", "/load", "/v1/plan"})
 """Without a key: what kubelets, load balancers, Prometheus and the operator read. None of it tells of a client."""
 
-_LOOK_INTERVAL_S = 1.0
-
 log = logging.getLogger(__name__)
 
 
@@ -32,9 +30,9 @@ class ApiKeys:
     being replaced locks nobody out, and an emptied one lets nobody in. At the start it raises InvalidInput.
     """
 
-    def __init__(self, keys: Sequence[str] = (), file: Path | None = None) -> None:
+    def __init__(self, keys: Sequence[str] = (), file: Path | None = None, *, look_interval_s: float = 1.0) -> None:
         self._given = _digests(keys)
-        self._file = file
+        self._file, self._look_interval_s = file, look_interval_s
         self._from_file: tuple[bytes, ...] = ()
         self._stamp: tuple[int, int, int] | None = None
         self._next_look_s = 0.0
@@ -62,7 +60,7 @@ class ApiKeys:
         now = time.monotonic()
         if self._file is None or now < self._next_look_s:
             return
-        self._next_look_s = now + _LOOK_INTERVAL_S
+        self._next_look_s = now + self._look_interval_s
         try:
             stamp = _stamp(self._file)
             if stamp == self._stamp:
