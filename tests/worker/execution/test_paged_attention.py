@@ -171,19 +171,20 @@ def test_a_table_that_names_a_page_outside_the_arena_is_refused(small_architectu
     """And the same step is taken when the table is right again."""
     geometry = geometry_of(small_architecture("31b", sliding_window=40))
     cache, driver = poisoned_cache(geometry), driver_for(geometry, POOL)
-    tables, share = tables_for(cache), driver.share("a", [5] * 100)
+    tables, share = tables_for(cache), driver.share("a", [5] * 104)
     batch = driver.batch(share)
     for kind, updates in ((LayerKind.GLOBAL, batch.global_updates), (LayerKind.SLIDING, batch.sliding_updates)):
         tables.apply({kind: updates})
-    for kind in LayerKind:
-        table, right = tables.host[kind], int(tables.host[kind][share.slot, 1])
+    entries = {LayerKind.GLOBAL: 1, LayerKind.SLIDING: 3 % geometry.sliding_table_entries}  # of the last token's page
+    for kind, entry in entries.items():
+        table, right = tables.host[kind], int(tables.host[kind][share.slot, entry])
         for wrong in (-1, cache.num_pages[kind]):
-            table[share.slot, 1] = wrong
+            table[share.slot, entry] = wrong
             with pytest.raises(
                 InvalidInput, match=f"{kind.value} page .* outside the arena's 0..{cache.num_pages[kind] - 1}"
             ):
                 page_groups(batch, cache, tables)
-        table[share.slot, 1] = right
+        table[share.slot, entry] = right
     found = page_groups(batch, cache, tables)
-    assert found.positions.tolist() == list(range(100))
-    assert found.sliding_tokens.tolist() == list(range(32, 100)), "the window, and what else is in its first page"
+    assert found.positions.tolist() == list(range(104))
+    assert found.sliding_tokens.tolist() == list(range(64, 104)), "the window, which begins with a page"

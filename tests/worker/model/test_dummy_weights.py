@@ -15,7 +15,8 @@ from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_checkpoint import weight_sources
-from modelserve_worker.weights import dummy as weights_dummy
+from modelserve_worker.models.weight_source import WeightSource
+from modelserve_worker.weights.dummy import DummyWeights
 from modelserve_worker.weights.loader import load_model
 
 
@@ -51,14 +52,19 @@ def test_scores_are_unsaturated_and_logits_ordinary(variant: str, checkpoint: Ca
 
 
 @pytest.mark.parametrize("variant", ["E2B", "26B-A4B", "31B"])
-def test_ranks_share_the_tensors_of_one_model(
-    variant: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights_dummy, "BLOCK_ELEMENTS", 640)  # shares begin and end inside blocks
+def test_ranks_share_the_tensors_of_one_model(variant: str, checkpoint: Callable[[str], Path]) -> None:
     directory = checkpoint(variant)
-    whole = {source.name: source for source in weight_sources(dummy(directory))}
+
+    def filled(**place: int) -> list[WeightSource]:
+        """In blocks so small that shares begin and end inside them."""
+        sources = list(weight_sources(dummy(directory, **place)))
+        for source in sources:
+            DummyWeights(seed=0, device=torch.device("cpu"), dtype=torch.float32, block_elements=640).fill(source)
+        return sources
+
+    whole = {source.name: source for source in filled()}
     for rank in range(2):
-        for source in weight_sources(dummy(directory, rank=rank, size=2)):
+        for source in filled(rank=rank, size=2):
             for ours, full in zip(source.regions, whole[source.name].regions, strict=True):
                 start = ours.source - full.source + full.target
                 expected = whole[source.name].parameter.narrow(ours.dim, start, ours.length)

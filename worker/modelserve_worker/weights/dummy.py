@@ -25,8 +25,11 @@ SPREAD = 0.1
 class DummyWeights:
     """Reader of tensors that do not exist anywhere."""
 
-    def __init__(self, *, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, *, seed: int, device: torch.device, dtype: torch.dtype, block_elements: int = BLOCK_ELEMENTS
+    ) -> None:
         self.seed = seed
+        self._block_elements = block_elements
         self.dtype = dtype
         self.generator = torch.Generator(device=device)
 
@@ -37,7 +40,7 @@ class DummyWeights:
         if source.values is not None:
             source.parameter.copy_(source.values)
             return 0
-        done, step = 0, max(1, BLOCK_ELEMENTS // math.prod(source.shape[1:]))
+        done, step = 0, max(1, self._block_elements // math.prod(source.shape[1:]))
         for region in source.regions:
             begin, length = (region.source, region.length) if region.dim == 0 else (0, source.shape[0])
             for offset in range(0, length, step):
@@ -54,7 +57,7 @@ class DummyWeights:
     def read(self, source: WeightSource, *, start: int, count: int) -> Tensor:
         """Rows [start, start + count) of the first dimension, on the device, in the model's dtype."""
         columns = math.prod(source.shape[1:])
-        block_rows = max(1, BLOCK_ELEMENTS // columns)
+        block_rows = max(1, self._block_elements // columns)
         first, last = start // block_rows, (start + count - 1) // block_rows
         blocks = [self._block(source, block, min(block_rows, source.shape[0])) for block in range(first, last + 1)]
         rows = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
