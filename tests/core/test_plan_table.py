@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from modelserve.api import ModelServe
 from modelserve.cli import plot
 from modelserve.cli.__main__ import main
-from modelserve.cli.comparison import PeerCurve
+from modelserve.cli.plan_command import PlannedServe, PlanOptions, plan_serves
+from modelserve.cli.plan_sources import inventory
 from modelserve.hardware import CATALOGUE
-from modelserve.planning.evaluation import Fit
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gemma4-31b.yaml"
 ROW = re.compile(r"^ +(\d+) +(Chosen|Fits|Refused) ", re.MULTILINE)
@@ -53,21 +54,20 @@ def test_the_headings_say_for_which_prompt_and_batch(capsys: pytest.CaptureFixtu
     assert re.search(r" 8 4\.10 \d", table)
 
 
-def test_every_candidate_and_the_peer_are_drawn_with_plain_ticks(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    drawn: list[tuple[list[str], list[str]]] = []
+def _compared(*accelerators: str) -> PlannedServe:
+    options = PlanOptions(str(EXAMPLE), accelerators, compare="vllm:0.33", plot="unused.png")
+    where = inventory(accelerators, node_file=None, catalogue_file=None)
+    (entry,) = plan_serves([ModelServe.parse(yaml.safe_load(EXAMPLE.read_text()))], where, options)
+    return entry
 
-    def keep(self: object, *_: object, **__: object) -> None:
-        (axes,) = self.axes  # type: ignore[attr-defined]
-        self.draw_without_rendering()  # type: ignore[attr-defined]
-        labels = [str(line.get_label()) for line in axes.get_lines()]
-        drawn.append((labels, [tick.get_text() for tick in axes.get_yticklabels() if tick.get_text()]))
 
-    monkeypatch.setattr(figure.Figure, "savefig", keep)
-    _table(capsys, "--compare", "vllm:0.33", "--plot", str(tmp_path / "unused.png"))
-    ((labels, ticks),) = drawn
+def test_every_candidate_and_the_peer_are_drawn_with_plain_ticks(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib.figure")
+    figure = _compared().figure()
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    labels = [str(line.get_label()) for line in axes.get_lines()]
+    ticks = [tick.get_text() for tick in axes.get_yticklabels() if tick.get_text()]
     every = _table(capsys, "--all")
     assert len(labels) == len(re.findall(r" (?:Chosen|Fits) ", every)) + 1
     assert sum("vllm 0.33" in label for label in labels) == 1
@@ -75,16 +75,8 @@ def test_every_candidate_and_the_peer_are_drawn_with_plain_ticks(
     assert not any("$" in tick or "^" in tick or "e" in tick for tick in ticks)
 
 
-def test_curves_of_the_peer_fall_with_the_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    curves: list[PeerCurve] = []
-
-    def keep(fits: list[Fit], path: Path, *, title: str, peers: tuple[PeerCurve, ...]) -> None:
-        curves.extend(peers)
-
-    monkeypatch.setattr("modelserve.cli.plan_command.plot_concurrency", keep)
-    flags = ["--accelerator", "NVIDIA-H200", "--compare", "vllm:0.33", "--plot", str(tmp_path / "unused.png")]
-    assert main(["plan", "-f", str(EXAMPLE), *flags]) == 0
-    ((name, points),) = curves
+def test_curves_of_the_peer_fall_with_the_length() -> None:
+    ((name, points),) = _compared("NVIDIA-H200").peers
     assert name.startswith("vllm 0.33")
     assert [length for length, _ in points][:2] == [plot.SHORTEST, 2 * plot.SHORTEST]
     assert [held for _, held in points] == sorted((held for _, held in points), reverse=True)

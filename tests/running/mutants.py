@@ -15,7 +15,6 @@ import ast
 import copy
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -100,17 +99,47 @@ def _put(source: str, node: ast.AST, other: ast.AST) -> Mutant:
 
 
 def tests_of(module: str, tests: Path) -> list[str]:
-    """Test files below `tests` that import the module and need no cluster, by their paths."""
+    """Test files below `tests` that import the module, or what a package above it hands on of it, and need no cluster,
+    by their paths."""
     dotted = module.partition("/")[2].removesuffix(".py").replace("/", ".")
-    package, _, name = dotted.rpartition(".")
-    imports = re.compile(
-        rf"^\s*(from|import) {re.escape(dotted)}\b|^from {re.escape(package)} import .*\b{name}\b", re.M
-    )
+    wanted = _handed_on(tests.parent / module, dotted)
     texts = {path: path.read_text() for path in tests.rglob("test_*.py") if "e2e" not in path.parts}
     found = [
-        path for path, text in texts.items() if imports.search(text) and "pytestmark = pytest.mark.e2e" not in text
+        path
+        for path, text in texts.items()
+        if "pytestmark = pytest.mark.e2e" not in text and _takes(text, dotted, wanted)
     ]
     return sorted(str(path.relative_to(tests.parent)) for path in found)
+
+
+def _handed_on(module: Path, dotted: str) -> dict[str, set[str]]:
+    """Names that the packages above a module import from it, by package."""
+    found = {}
+    for folder, levels in zip(module.parents, range(1, dotted.count(".") + 1), strict=False):
+        init = folder / "__init__.py"
+        tree = ast.parse(init.read_text() if init.exists() else "")
+        package = dotted.rsplit(".", levels)[0]
+        found[package] = {
+            alias.asname or alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == dotted
+            for alias in node.names
+        }
+    found[dotted.rpartition(".")[0]].add(dotted.rpartition(".")[2])
+    return found
+
+
+def _takes(text: str, dotted: str, wanted: dict[str, set[str]]) -> bool:
+    if not any(package in text for package in wanted):
+        return False
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import) and any(alias.name == dotted for alias in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == dotted:
+            return True
+        if isinstance(node, ast.ImportFrom) and wanted.get(node.module or "", set()) & {n.name for n in node.names}:
+            return True
+    return False
 
 
 def _passes(tree: Path, tests: Sequence[str]) -> bool:

@@ -36,11 +36,16 @@ def test_each_mutant_changes_one_place_and_is_python() -> None:
 
 
 def test_tests_that_import_a_module_belong_to_it(tmp_path: Path) -> None:
-    tests = tmp_path / "tests"
+    tests, package = tmp_path / "tests", tmp_path / "operator/modelserve/sizing"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from modelserve.sizing.pages import (\n    Page,\n)\n")
+    (package.parent / "__init__.py").write_text("")
     for name, text in {
         "core/test_a.py": "from modelserve.sizing import pages\n",
         "core/test_b.py": "from modelserve.sizing.pages import Page\n",
-        "core/test_c.py": "import modelserve.sizing.pages_of\n",
+        "core/test_c.py": "import modelserve.sizing.pages_of\nfrom modelserve.sizing import weights\n",
+        "core/test_f.py": "from modelserve.sizing import (\n    Page,\n    weights,\n)\n",
+        "core/test_g.py": "def test():\n    import modelserve.sizing.pages\n",
         "e2e/test_d.py": "import modelserve.sizing.pages\n",
         "cluster/test_e.py": "import modelserve.sizing.pages\npytestmark = pytest.mark.e2e\n",
     }.items():
@@ -49,4 +54,6 @@ def test_tests_that_import_a_module_belong_to_it(tmp_path: Path) -> None:
     assert mutants.tests_of("operator/modelserve/sizing/pages.py", tests) == [
         "tests/core/test_a.py",
         "tests/core/test_b.py",
+        "tests/core/test_f.py",
+        "tests/core/test_g.py",
     ]

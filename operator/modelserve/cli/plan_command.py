@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import yaml
 
@@ -26,7 +26,7 @@ from modelserve.cli.plan_formats import FormatRow, compared_formats, formats_tex
 from modelserve.cli.plan_kernels import kernels_json, kernels_text
 from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_name
 from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_text, pools_text
-from modelserve.cli.plot import plot_concurrency
+from modelserve.cli.plot import concurrency_figure, write_figure
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.inspection import inspect_assistant, read_architecture, read_unused_parts, read_weight_format
@@ -41,6 +41,9 @@ from modelserve.planning.pools.offers import AcceleratorOffer
 from modelserve.planning.wishes import Wishes, wishes
 from modelserve.published import published_assistant, published_model, published_uris
 from modelserve.sizing.memory import check_overrides
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXIT_FITS, EXIT_BAD_INPUT, EXIT_NO_PLAN = 0, 2, 3
 GPUS_PER_NODE = 8  # of the catalogue's products, when no accelerator is given
@@ -91,6 +94,11 @@ class PlannedServe:
     peers: tuple[PeerCurve, ...] = ()
     unused: tuple[str, ...] = ()  # of what the checkpoint states
     formats: tuple[FormatRow, ...] = ()
+
+    def figure(self) -> Figure:
+        """Requests at once by context, of every candidate that fits. Raises InvalidInput."""
+        fits = [each.evaluation for each in self.shown if isinstance(each.evaluation, Fit)]
+        return concurrency_figure(fits, peers=self.peers, title=f"{self.name}: requests at once against context")
 
     def to_json(self, *, kernels: bool = False) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, "plan": self.plan.to_json()}
@@ -220,8 +228,7 @@ def _plot(planned: Sequence[PlannedServe], file: str) -> None:
     if len(planned) != 1:
         raise InvalidInput(f"--plot draws one {KIND}; the file holds {len(planned)}")
     (entry,) = planned
-    fits = [each.evaluation for each in entry.shown if isinstance(each.evaluation, Fit)]
-    plot_concurrency(fits, Path(file), peers=entry.peers, title=f"{entry.name}: requests at once against context")
+    write_figure(entry.figure(), Path(file))
 
 
 def _assumed(texts: Sequence[str]) -> Learned:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelserve.cli.comparison import PeerCurve
 from modelserve.errors import InvalidInput
 from modelserve.planning.evaluation import Fit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHORTEST = 1024
 POINTS = 64
@@ -15,11 +19,11 @@ LEGEND_ROWS = 30
 _LINE_STYLES: dict[int, str] = {0: "-", 1: "-", 2: "--", 4: "-.", 8: ":"}  # by GPUs of a replica
 
 
-def plot_concurrency(fits: Sequence[Fit], path: Path, *, title: str, peers: Sequence[PeerCurve] = ()) -> None:
-    """Draw requests at once over tokens of each, both logarithmic, up to each candidate's maxModelLen.
+def concurrency_figure(fits: Sequence[Fit], *, title: str, peers: Sequence[PeerCurve] = ()) -> Figure:
+    """Requests at once over tokens of each, both logarithmic, up to each candidate's maxModelLen.
 
     Every one of `fits` is drawn, the first thickest: a colour per product, a line style per number of GPUs; `peers` in
-    black. Raises InvalidInput when matplotlib is missing, the file cannot be written or nothing fits.
+    black. Raises InvalidInput when matplotlib is missing or nothing fits.
     """
     if not fits:
         raise InvalidInput("--plot: no candidate fits, so there is nothing to draw")
@@ -59,6 +63,11 @@ def plot_concurrency(fits: Sequence[Fit], path: Path, *, title: str, peers: Sequ
     axes.set_title(title)
     axes.grid(visible=True, which="both", alpha=0.25)
     figure.legend(fontsize="x-small", loc="outside right upper", ncols=columns)
+    return figure
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """As PNG. Raises InvalidInput when the file cannot be written."""
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:
