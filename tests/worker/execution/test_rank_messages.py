@@ -13,6 +13,7 @@ import pytest
 from modelserve.model.architecture import LayerKind
 from modelserve.termination import TerminationReason
 from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 from modelserve_worker.ranks.messages import decode_batch, encode_batch
 from modelserve_worker.ranks.ring import RankRing, RingAborted, check_ranks
 from modelserve_worker.request import SamplingParams
@@ -59,6 +60,8 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         loads_awaited=moves,
         checks=tuple(PageCheck(list(LayerKind)[i % 2], i, 1 + 5 * i) for i in range(moves)),
         generated=rows - 1,
+        asked=rows + 1,
+        spans=SpanRows(*(words(moves) for _ in range(5))) if moves else NO_SPANS,
     )
 
 
@@ -70,8 +73,12 @@ def same(a: ScheduledBatch, b: ScheduledBatch) -> bool:
     tables = [(getattr(a, name), getattr(b, name)) for name in ("global_updates", "sliding_updates")]
     pairs = [(getattr(a, name), getattr(b, name)) for name in arrays]
     pairs += [(getattr(x, name), getattr(y, name)) for x, y in tables for name in ("slots", "indices", "pages")]
+    pairs += zip(a.spans, b.spans, strict=True)
     equal = all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in pairs)
-    return equal and (a.step, a.admitted, a.page_moves) == (b.step, b.admitted, b.page_moves)
+    others = (
+        "step", "admitted", "page_moves", "stores", "loads", "loads_awaited", "checks", "generated", "asked",
+    )  # fmt: skip
+    return equal and all(getattr(a, name) == getattr(b, name) for name in others)
 
 
 @pytest.mark.parametrize(("admitted", "moves"), [(0, 0), (3, 0), (0, 5), (2, 4)])
