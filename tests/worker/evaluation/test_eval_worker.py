@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from served_checkpoints import served_checkpoints
 
-from localcluster.processes import free_ports
 from modelserve_tools.evaluation.__main__ import main
 from modelserve_tools.tiny.__main__ import write_checkpoint
 
+LIMITS = {"maxNumSeqs": 8, "maxNumBatchedTokens": 256}  # a step of that many is run at the start
 SKILLS = ["chat", "arithmetic", "json", "tool_call", "tool_response", "thinking", "recall", "needle"]
 
 
 @pytest.fixture
 def base_url(tmp_path: Path) -> Iterator[str]:
     write_checkpoint(tmp_path / "model")
-    (port,) = free_ports(1)
-    settings = {
-        "model": str(tmp_path / "model"), "servedModelName": "tiny", "device": "cpu", "host": "127.0.0.1", "port": port,
-        "maxModelLen": 1024, "cpuMemoryBytes": 3_000_000_000, "maxNumSeqs": 16,
-    }  # fmt: skip
-    (tmp_path / "engine.yaml").write_text(json.dumps(settings))  # JSON is YAML
-    log = (tmp_path / "log").open("w+")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "modelserve_worker", "serve", "--config", str(tmp_path / "engine.yaml")],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=log,
-    )  # fmt: skip
-    try:
-        while not _ready(port):
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
-
-
-def _ready(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
+    with served_checkpoints(tmp_path, {"tiny": tmp_path / "model"}, maxModelLen=1024, **LIMITS) as urls:
+        yield urls["tiny"]
 
 
 def test_the_worker_takes_every_question(base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

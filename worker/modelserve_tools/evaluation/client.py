@@ -31,7 +31,9 @@ _CONNECT_SECONDS = 10.0
 
 
 class EndpointError(Exception):
-    """The endpoint gave no answer to mark; the text says what came instead."""
+    """The endpoint gave no answer to mark; the text says what came instead, `status` is that of its HTTP, if any."""
+
+    status: int | None = None
 
 
 class ContextTooLong(EndpointError):  # noqa: N818 - reads as the reason it states
@@ -107,11 +109,20 @@ class ChatEndpoint:
 
     async def complete(self, body: dict[str, Any]) -> Reply:
         """The reply to a chat completion request. Raises EndpointError, ContextTooLong and EndpointGone."""
+        completion, milliseconds = await self.post("chat/completions", body, ChatCompletion)
+        return Reply.of(completion, milliseconds=milliseconds)
+
+    async def post(self, path: str, body: dict[str, Any], answer: type[Body]) -> tuple[Body, float]:
+        """The answer of a route, and the milliseconds of the attempt that brought it.
+
+        `path` is below the base URL, or begins with "/" where the route is beside its /v1. Raises EndpointError,
+        ContextTooLong and EndpointGone.
+        """
         for attempt in range(self._backoff.attempts):
             last = attempt == self._backoff.attempts - 1
             started = time.perf_counter()
             try:
-                response = await self._http.post("chat/completions", json=body)
+                response = await self._http.post(self._url(path), json=body)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if last:
                     raise EndpointGone(f"no connection to {self._http.base_url}: {_reason(error)}") from error
@@ -126,20 +137,26 @@ class ChatEndpoint:
                 raise EndpointError(f"no reply: {_reason(error)}") from error
             else:
                 if response.status_code not in _RETRIED_STATUS or last:
-                    milliseconds = (time.perf_counter() - started) * 1000
-                    return Reply.of(_parsed(response, ChatCompletion), milliseconds=milliseconds)
+                    return _parsed(response, answer), (time.perf_counter() - started) * 1000
                 wait = self._backoff.seconds(attempt, asked=response.headers.get("retry-after"))
             await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
+
+    def _url(self, path: str) -> httpx.URL | str:
+        if not path.startswith("/"):
+            return path
+        base = self._http.base_url
+        return base.copy_with(path=base.path.rstrip("/").removesuffix("/v1") + path)
 
 
 def _parsed(response: httpx.Response, body_type: type[Body]) -> Body:
     """The body of a 200. Raises EndpointError."""
     if response.status_code != httpx.codes.OK:
-        message = f"HTTP {response.status_code} from {response.request.url}: {error_text(response.text)}"
+        refusal = EndpointError(f"HTTP {response.status_code} from {response.request.url}: {error_text(response.text)}")
+        refusal.status = response.status_code
         if response.status_code in _TOO_LONG_STATUS and _TOO_LONG.search(response.text):
             raise ContextTooLong(error_text(response.text))
-        raise EndpointError(message)
+        raise refusal
     try:
         return body_type.model_validate_json(response.content)
     except ValidationError as error:

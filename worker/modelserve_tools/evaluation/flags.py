@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modelserve_tools.evaluation.cells import Cell, plan_cells
-from modelserve_tools.evaluation.flag_values import http_address, number, whole_number
+from modelserve_tools.evaluation.flag_values import http_address, number, reference_address, whole_number
 from modelserve_tools.evaluation.long_skills import LONG_SKILLS
 from modelserve_tools.evaluation.short_skills import SHORT_SKILLS
 
 DEFAULT_DISTANCES = (10, 100, 1000, 2000, 4000, 8000, 16000)
+SCORED_DISTANCES = (*DEFAULT_DISTANCES, 32000)
+"""What is asked where endpoints are compared: rounding of a cache shows at length, if anywhere."""
 MAX_CONCURRENCY = 1024
 _GROUPS = {"all": (*SHORT_SKILLS, *LONG_SKILLS), "short": (*SHORT_SKILLS,), "long": (*LONG_SKILLS,)}
 
@@ -19,8 +21,10 @@ _GROUPS = {"all": (*SHORT_SKILLS, *LONG_SKILLS), "short": (*SHORT_SKILLS,), "lon
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="modelserve-eval",
-        description="Measure the skills of a model behind an OpenAI-compatible endpoint, or compare two measurements.",
-        epilog="Exit codes: 0 done, 1 below --at-least, 2 wrong flags, 3 the endpoint failed, 130 interrupted.",
+        description="Measure the skills of a model behind an OpenAI-compatible endpoint, alone or beside a reference, "
+        "or compare two measurements.",
+        epilog="Exit codes: 0 done, 1 below --at-least or above --kl-at-most, 2 wrong flags, 3 the endpoint "
+        "failed, 130 interrupted.",
     )
     what = made.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -39,10 +43,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--distances",
         type=_distances,
-        default=DEFAULT_DISTANCES,
         metavar="D,...",
         help="words and marks between a fact and its question, for the long skills "
-        f"(default {','.join(map(str, DEFAULT_DISTANCES))})",
+        f"(default {_joined(DEFAULT_DISTANCES)}, and with --against or --record {SCORED_DISTANCES[-1]})",
     )
     made.add_argument("--n", type=whole_number(1), default=50, metavar="N", help="exercises of each cell (default 50)")
     made.add_argument(
@@ -73,18 +76,52 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--at-least", type=number(0, 100), metavar="PERCENT", help="exit 1 when the exact match of any cell is below"
     )
+    _add_reference_flags(made.add_argument_group("beside a reference"))
     return made
+
+
+def _add_reference_flags(made: argparse._ArgumentGroup) -> None:
+    made.add_argument(
+        "--against",
+        type=reference_address,
+        metavar="URL_OR_FILE",
+        help="an endpoint of the same model, such as one in bfloat16, or a file that --record wrote of it: prints KL "
+        "divergence, top-1 agreement and the exercises of both",
+    )
+    made.add_argument("--against-model", metavar="NAME", help="which model of that endpoint")
+    made.add_argument("--against-api-key-env", metavar="VAR", help="the environment variable that holds its API key")
+    made.add_argument(
+        "--record", type=Path, metavar="FILE", help="write what --against needs of this endpoint there, compressed"
+    )
+    made.add_argument(
+        "--score-n", type=whole_number(1), default=5, metavar="N",
+        help="exercises of each cell whose tokens are scored (default 5)",
+    )  # fmt: skip
+    made.add_argument(
+        "--kl-at-most", type=number(0, 1000), metavar="NATS",
+        help="exit 1 when the mean divergence of the answers' tokens is above",
+    )  # fmt: skip
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags, checked one by one and together. Ends the process with exit code 2 when one is wrong."""
     made = parser()
     flags = made.parse_args(argv)
+    if flags.distances is None:
+        flags.distances = SCORED_DISTANCES if flags.against or flags.record else DEFAULT_DISTANCES
     strangers = sorted(set(flags.n_at) - set(flags.distances))
     if strangers:
         made.error(f"--n-at: distance {strangers[0]} is not measured; --distances has {_joined(flags.distances)}")
     if flags.compare and (flags.at_least is not None or flags.failures):
         made.error("--compare asks no questions: leave out --at-least and --failures")
+    if flags.compare and (flags.against or flags.record):
+        made.error("--compare asks no questions: leave out --against and --record")
+    if flags.against and flags.record:
+        made.error("--record is of a reference, --against compares with one: run them one after the other")
+    if flags.kl_at_most is not None and not flags.against:
+        made.error("--kl-at-most needs --against: a divergence is from a reference")
+    if (flags.against_model or flags.against_api_key_env) and not isinstance(flags.against, str):
+        made.error("--against-model and --against-api-key-env belong to the address of an endpoint in --against")
     return flags
 
 

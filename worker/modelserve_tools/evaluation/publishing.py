@@ -15,10 +15,10 @@ class BadInput(Exception):  # noqa: N818 - reads as the reason it states
     """A flag is well-formed and yet wrong here; the text says which, its value and the remedy."""
 
 
-def read_api_key(variable: str | None, environment: Mapping[str, str]) -> str | None:
+def read_api_key(variable: str | None, environment: Mapping[str, str], *, flag: str = "--api-key-env") -> str | None:
     """The value of the environment variable, None where none is named. Raises BadInput when it is not set."""
     if variable is not None and not environment.get(variable):
-        raise BadInput(f"--api-key-env {variable}: the variable is not set; export it, or leave the flag out")
+        raise BadInput(f"{flag} {variable}: the variable is not set; export it, or leave the flag out")
     return None if variable is None else environment[variable]
 
 
