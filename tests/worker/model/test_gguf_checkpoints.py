@@ -199,6 +199,7 @@ def test_pieces_of_any_size_put_every_block_where_it_belongs(
     expected = load_checkpoint(directory, parallel=last)
     monkeypatch.setattr(weights_reading, "PIECE_BYTES", 777)
     monkeypatch.setattr(gguf_blocks, "CACHED_BYTES", 500)
+    monkeypatch.setattr(gguf_blocks, "CACHED_BYTES_FLOATS", 500)
     found = load_checkpoint(directory, parallel=last)
     for (name, one), (_, other) in zip(expected.named_parameters(), found.named_parameters(), strict=True):
         assert torch.equal(one, other), name

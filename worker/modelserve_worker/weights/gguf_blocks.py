@@ -31,7 +31,10 @@ from modelserve.model.gguf.block_types import (
 GROUP = 32  # elements that share a scale
 PACKED = 8  # nibbles of a word
 CACHED_BYTES = 1 << 19  # of a file at a time: what is made of them on the way stays in a core's cache, and is small
-_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
+CACHED_BYTES_FLOATS = 1 << 18  # where that is float32, seven times as much
+_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F  # of eight bytes, which are worked on together
+_LOW_BITS = 0x0101010101010101
+_LOW_PAIRS = 0x0303030303030303
 _LARGEST = 127  # of int8
 BLOCKS_BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values() if kind.elements > 1}
 
@@ -53,7 +56,9 @@ class BlockTargets:
         """raw uint8 [runs, bytes], whole blocks, on the device of the targets."""
         blocks = raw.reshape(raw.shape[0], -1, self.kind.bytes)
         runs, count = blocks.shape[:2]
-        most = raw.numel() if raw.is_cuda and self._exact else CACHED_BYTES
+        most = CACHED_BYTES if self._exact else CACHED_BYTES_FLOATS
+        if raw.is_cuda:
+            most = raw.numel() if self._exact else CACHED_BYTES
         step = max(1, most // (count * self.kind.bytes))
         width = count if runs > 1 else min(count, max(1, most // self.kind.bytes))
         for run in range(0, runs, step):
@@ -93,13 +98,14 @@ def elements_in(parameter: Tensor) -> int:
 
 
 def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [runs, n] -> int8 [runs, n] and float16 [runs, n / 32], as ggml rounds to Q8_0: halves away from zero."""
+    """float32 [runs, n], written over -> int8 [runs, n] and float16 [runs, n / 32], as ggml rounds to Q8_0: halves away
+    from zero."""
     groups = values.view(len(values), -1, GROUP)
     scales = groups.abs().amax(-1, keepdim=True) / _LARGEST
-    steps = groups * torch.where(scales == 0, 0, 1 / scales)
-    sizes = steps.abs()
-    floors = sizes.floor()
-    whole = floors.add_(sizes.sub_(floors).mul_(2).floor_()).copysign_(steps)
+    # Of twice the steps, exactly, integers have the whole halves; one more half, of those that are not below zero, and
+    # a shift rounds halves away from zero.
+    halves = groups.mul_(torch.where(scales == 0, 0, 1 / scales).mul_(2)).to(torch.int16)
+    whole = (halves >> 15).add_(halves).add_(1).bitwise_right_shift_(1)
     return whole.to(torch.int8).flatten(1), scales[..., 0].half()
 
 
@@ -115,32 +121,46 @@ def _half(blocks: Tensor, byte: int) -> Tensor:
     return blocks[..., byte : byte + 2].contiguous().view(torch.float16)
 
 
+def _octets(blocks: Tensor, first: int, last: int | None = None) -> Tensor:
+    """A copy of some bytes of each block: int64 [..., bytes / 8]."""
+    return blocks[..., first:last].clone(memory_format=torch.contiguous_format).view(torch.int64)
+
+
+def _low_and_high(octets: Tensor) -> tuple[Tensor, Tensor]:
+    """Both nibbles of each byte, as bytes. The octets are written over."""
+    return octets & _LOW_NIBBLES, octets.bitwise_right_shift_(4).bitwise_and_(_LOW_NIBBLES)
+
+
 def _words(blocks: Tensor) -> Tensor:
-    """Q4_0 -> int32 [..., 4]: nibble j of word w is element 8 w + j. Eight bytes at a time, of which two become one."""
-    octets = blocks[..., 2:].clone(memory_format=torch.contiguous_format).view(torch.int64)
-    low = octets & _LOW_NIBBLES
-    high = octets.bitwise_right_shift_(4).bitwise_and_(_LOW_NIBBLES)
-    halves = [half.bitwise_or_(half >> 4).view(torch.int16).to(torch.uint8).view(torch.int64) for half in (low, high)]
+    """Q4_0 -> int32 [..., 4]: nibble j of word w is element 8 w + j. Of eight bytes, two become one at a time."""
+    halves = [
+        half.bitwise_or_(half >> 4).view(torch.int16).to(torch.uint8).view(torch.int64)
+        for half in _low_and_high(_octets(blocks, 2))
+    ]
     return torch.cat(halves, dim=-1).view(torch.int32)
 
 
 def _nibbles(octets: Tensor) -> Tensor:
-    """uint8 [..., n] -> uint8 [..., 2 n], all low halves before all high ones."""
-    return torch.cat((octets & 15, octets >> 4), dim=-1)
+    """int64 [..., n], written over -> uint8 [..., 16 n], all low halves before all high ones."""
+    return torch.cat(_low_and_high(octets), dim=-1).view(torch.uint8)
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[..., 2:]).view(torch.int8) - 8
+    return _nibbles(_octets(blocks, 2)).view(torch.int8) - 8
+
+
+def _spread(bits: Tensor, *, clear: int, set_to: int) -> Tensor:
+    """uint8 [..., n] -> int64 [..., n]: a byte for each bit of a byte, the lowest first."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    of_bytes = torch.arange(256, dtype=torch.uint8, device=bits.device).unsqueeze(-1) >> places & 1
+    table = of_bytes.mul_(set_to - clear & 255).add_(clear).view(torch.int64)[:, 0]
+    return table.index_select(0, bits.flatten().int()).view(bits.shape)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    return _fifth_bits(blocks[..., 2:6], blocks[..., 6:]).view(torch.int8) - 16
-
-
-def _fifth_bits(octets: Tensor, nibbles: Tensor) -> Tensor:
-    """uint8 [..., 32] of their four low bits and of the bit for each."""
-    bits = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=octets.device)) & 1
-    return _nibbles(nibbles) | (bits.flatten(-2) << 4)
+    """A clear fifth bit is 16 less: the upper half of the byte in two's complement."""
+    upper = _spread(blocks[..., 2:6], clear=0xF0, set_to=0)
+    return torch.cat(_low_and_high(_octets(blocks, 6)), dim=-1).bitwise_or_(upper).view(torch.int8)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -151,48 +171,50 @@ _INTEGERS: dict[BlockType, Callable[[Tensor], Tensor]] = {Q4_0: _q4_0, Q5_0: _q5
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0).float() * _nibbles(blocks[..., 4:]) + _half(blocks, 2).float()
+    return _nibbles(_octets(blocks, 4)).float().mul_(_half(blocks, 0).float()).add_(_half(blocks, 2).float())
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0).float() * _fifth_bits(blocks[..., 4:8], blocks[..., 8:]) + _half(blocks, 2).float()
+    fifth = _spread(blocks[..., 4:8], clear=0, set_to=16)
+    elements = torch.cat(_low_and_high(_octets(blocks, 8)), dim=-1).bitwise_or_(fifth).view(torch.uint8)
+    return elements.float().mul_(_half(blocks, 0).float()).add_(_half(blocks, 2).float())
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    octets = blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32)
-    return _with_minima(blocks, _nibbles(octets).reshape(*blocks.shape[:-1], 8, 32))
+    return _with_minima(blocks, _groups_of_nibbles(blocks, 16))
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    leading = blocks.shape[:-1]
-    places = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
-    fifth = (blocks[..., 16:48].unsqueeze(-2) >> places) & 1
-    octets = blocks[..., 48:].reshape(*leading, 4, 32)
-    return _with_minima(blocks, _nibbles(octets).reshape(*leading, 8, 32) | (fifth << 4))
+    octets = _octets(blocks, 16, 48)
+    fifth = torch.stack([(octets >> place).bitwise_and_(_LOW_BITS) for place in range(8)], dim=-2)
+    return _with_minima(blocks, fifth.bitwise_left_shift_(4).bitwise_or_(_groups_of_nibbles(blocks, 48)))
+
+
+def _groups_of_nibbles(blocks: Tensor, first: int) -> Tensor:
+    """Four times 32 bytes from `first` on -> bytes of eight groups of 32, as int64 [..., 8, 4]."""
+    octets = _octets(blocks, first).view(*blocks.shape[:-1], 4, 4)
+    return torch.stack(_low_and_high(octets), dim=-2).view(*blocks.shape[:-1], 8, 4)
 
 
 def _with_minima(blocks: Tensor, elements: Tensor) -> Tensor:
-    """uint8 [..., 8, 32] times factors, less minima, both of six bits in bytes 4 to 15: [..., 256]."""
+    """Bytes, int64 [..., 8, 4], times factors, less minima, both of six bits in bytes 4 to 15: float32 [..., 256]."""
     low, middle, high = (blocks[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
     factors = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), dim=-1) * _half(blocks, 0).float()
     minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 48)), dim=-1) * _half(blocks, 2).float()
-    return (factors.unsqueeze(-1) * elements - minima.unsqueeze(-1)).flatten(-2)
+    values = elements.view(torch.uint8).float()
+    return values.mul_(factors.unsqueeze(-1)).sub_(minima.unsqueeze(-1)).flatten(-2)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     """Halves of 128 elements: 64 bytes of low nibbles, 32 of two high bits of four elements that lie 32 apart."""
     leading = blocks.shape[:-1]
-    low = blocks[..., :128].reshape(*leading, 2, 2, 32)  # half, elements 0-31 or 32-63 (low) and 64-127 (high), place
-    high = blocks[..., 128:192].reshape(*leading, 2, 32)
-    quarters = [
-        (low[..., 0, :] & 15) | ((high & 3) << 4),
-        (low[..., 1, :] & 15) | (((high >> 2) & 3) << 4),
-        (low[..., 0, :] >> 4) | (((high >> 4) & 3) << 4),
-        (low[..., 1, :] >> 4) | ((high >> 6) << 4),
-    ]
-    elements = torch.stack(quarters, dim=-2).flatten(-3).view(torch.int8) - 32
+    low, high = _low_and_high(_octets(blocks, 0, 128))  # half, elements 0-31 or 32-63 (low) and 64-127 (high), place
+    nibbles = torch.stack((low.view(*leading, 2, 8), high.view(*leading, 2, 8)), dim=-2).view(*leading, 2, 4, 4)
+    octets = _octets(blocks, 128, 192).view(*leading, 2, 4)
+    pairs = torch.stack([(octets >> place).bitwise_and_(_LOW_PAIRS) for place in (0, 2, 4, 6)], dim=-2)
+    elements = pairs.bitwise_left_shift_(4).bitwise_or_(nibbles).view(torch.uint8).view(*leading, 16, 16)
     scales = blocks[..., 192:208].view(torch.int8) * _half(blocks, 208).float()
-    return (elements.view(*leading, 16, 16) * scales.unsqueeze(-1)).flatten(-2)
+    return elements.float().sub_(32).mul_(scales.unsqueeze(-1)).flatten(-2)
 
 
 _NUMBERS: dict[BlockType, Callable[[Tensor], Tensor]] = {
