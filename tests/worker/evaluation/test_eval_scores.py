@@ -133,8 +133,7 @@ def test_models_that_the_reference_does_not_serve(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--against", "/no/such"], "'/no/such' is no file and no HTTP address; write http://HOST:PORT/v1, or a file"),
-        (["--against", "/tmp"], "/tmp is a directory; serve the checkpoint (modelserve-worker serve --model /tmp)"),
+        (["--against", "http://b:0/v1"], "'http://b:0/v1' is no HTTP address"),
         (["--kl-at-most", "1"], "--kl-at-most needs --against"),
         (["--against", "http://b/v1", "--record", "f"], "--record is of a reference, --against compares with one"),
         (["--against-model", "x"], "--against-model and --against-api-key-env belong to the address"),
@@ -144,6 +143,16 @@ def test_flags_that_do_not_fit(flags: list[str], said: str, capsys: pytest.Captu
     with pytest.raises(SystemExit) as ended:
         main(["--base-url", "http://a/v1", *flags])
     assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_neither_a_file_nor_an_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before anything is asked: nothing listens there."""
+    ours = ["--base-url", "http://127.0.0.1:9/v1", "--against"]
+    assert main([*ours, str(tmp_path / "none")]) == 2
+    assert "none is no file and no HTTP address; write http://HOST:PORT/v1, or a file" in capsys.readouterr().err
+    assert main([*ours, str(tmp_path)]) == 2
+    said = f"{tmp_path} is a directory; serve the checkpoint (modelserve-worker serve --model {tmp_path})"
     assert said in capsys.readouterr().err
 
 

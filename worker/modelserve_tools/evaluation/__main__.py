@@ -72,12 +72,12 @@ def _measure(flags: argparse.Namespace) -> int:
 def _against(flags: argparse.Namespace) -> int:
     served = _served_target(flags)
     _require_writable_outputs(flags)
+    recording = open_recording(flags.against, seed=flags.seed) if isinstance(flags.against, Path) else None
     timeout_s = flags.timeout
     model = asyncio.run(served_model(served, timeout_s=timeout_s))
     with ExitStack() as files:
         on_failure = _failure_lines(flags, files)
-        if isinstance(flags.against, Path):
-            recording = open_recording(flags.against, seed=flags.seed)
+        if recording is not None:
             scored = asyncio.run(compare_texts(served, model, recording, flags))
             reference = ExerciseRun(recording.report, interrupted=False, gone=None)
         else:

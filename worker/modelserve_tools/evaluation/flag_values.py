@@ -22,19 +22,7 @@ def http_address(text: str) -> str:
 
 def reference_address(text: str) -> str | Path:
     """An HTTP address as it is, anything else as the path of a file. Raises argparse.ArgumentTypeError."""
-    if text.startswith(("http://", "https://")):
-        return http_address(text)
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text} is a directory; serve the checkpoint (modelserve-worker serve --model {text}) and give its "
-            "address, such as http://127.0.0.1:8000/v1"
-        )
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no file and no HTTP address; write http://HOST:PORT/v1, or a file that --record wrote"
-        )
-    return path
+    return http_address(text) if text.startswith(("http://", "https://")) else Path(text)
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -30,7 +30,16 @@ from modelserve_tools.evaluation.scoring import (
 
 
 def open_recording(path: Path, *, seed: int) -> Recording:
-    """Raises ReportError, and BadInput when it was made of other exercises."""
+    """Raises ReportError, and BadInput where there is no such file, or it was made of other exercises."""
+    if path.is_dir():
+        raise BadInput(
+            f"--against {path} is a directory; serve the checkpoint (modelserve-worker serve --model {path}) and give "
+            "its address, such as http://127.0.0.1:8000/v1"
+        )
+    if not path.is_file():
+        raise BadInput(
+            f"--against {path} is no file and no HTTP address; write http://HOST:PORT/v1, or a file that --record wrote"
+        )
     recording = Recording(path)
     if recording.head.seed != seed:
         raise BadInput(f"--seed {seed}: {path} was recorded with seed {recording.head.seed}; ask the same exercises")
