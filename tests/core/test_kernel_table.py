@@ -103,7 +103,8 @@ def test_31b_on_hopper_by_hand() -> None:
 
 @pytest.mark.parametrize(("gpu", "weights", "expected"), [
     (90, int4(32), [(2, "integer_rows"), (32, "linear_rows"), (None, "linear_int4")]),
-    (90, int4(32, symmetric=False), [(128, "int4_product"), (None, "int4_dequantise library " * 4)]),
+    (90, int4(128, symmetric=False), [(2, "integer_rows"), (32, "linear_rows"), (None, "linear_int4")]),
+    (89, int4(32, symmetric=False), [(1024, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (80, int4(32), [(1024, "int4_product"), (None, "int4_dequantise library " * 4)]),
     (90, int4(16), [(None, "library " * 7)]),
     (90, FP8, [(16, "linear_rows"), (32, "round_precision linear_rows"), (None, "round_inputs library")]),
@@ -123,6 +124,14 @@ def test_31b_on_hopper_by_hand() -> None:
 def test_products_by_format_and_gpu(gpu: int, weights: WeightFormat, expected: list[tuple[int | None, str]]) -> None:
     found = table("31B", gpu, weights).of(Operation.LINEAR, TextLinear.GATE_UP, (43_008, 5376))
     assert ranges(found) == [(most, kernels.strip()) for most, kernels in expected]
+
+
+@pytest.mark.parametrize(
+    ("weights", "kernel"), [(int4(32), "linear_int4"), (int4(32, symmetric=False), "int4_dequantise")]
+)
+def test_zero_points_want_rows_that_hoppers_copy_engine_reads(weights: WeightFormat, kernel: str) -> None:
+    found = table("31B", 90, weights).of(Operation.LINEAR, TextLinear.DOWN, (1000, 2048))
+    assert kernel in ranges(found)[-1][1]
 
 
 @pytest.mark.parametrize(("gpu", "ranks", "gate_up", "down"), [

@@ -56,21 +56,23 @@ def products() -> Iterator[tuple[str, Run]]:
         how = {asked: True} if asked else {}
         weight = (torch.randn(outputs, inputs, device=CUDA) * inputs**-0.5).bfloat16()
         fp8, g32, g256 = fp8_matrix(outputs, inputs), *(int4_matrix(outputs, inputs, group) for group in (32, 256))
+        zeros = int4_matrix(outputs, inputs, 32, zeros=True)
         for rows in (8, 16, 32):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
             ways = (("bfloat16", dense_rows, weight), ("fp8", fp8_rows, fp8), ("int4 g32", int4_rows, g32),
-                    ("int4 g256", int4_rows, g256))  # fmt: skip
+                    ("int4 g256", int4_rows, g256), ("int4 zeros", int4_rows, zeros))  # fmt: skip
             for name, multiply, matrix in ways:
                 yield f"few rows {name} {outputs}x{inputs} {rows} {asked}", partial(multiply, x, matrix, **how)
-        for rows, (name, matrix) in itertools.product(INTEGER_ROWS, (("g32", g32), ("g256", g256))):
+        for rows, (name, matrix) in itertools.product(INTEGER_ROWS, (("g32", g32), ("g256", g256), ("zeros", zeros))):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
             yield f"integers int4 {name} {outputs}x{inputs} {rows} {asked}", partial(integer_rows, x, matrix, **how)
         for rows in (64,) if asked == "split" else (64, 128, 192, 256):
             x = torch.randn(rows, inputs, device=CUDA).bfloat16()
-            yield (
-                f"many rows int4 {outputs}x{inputs} {rows} {asked}",
-                partial(int4_product, x, g32, shared=SHARED, **how),
-            )
+            for name, matrix in (("g32", g32), ("zeros", zeros)):
+                yield (
+                    f"many rows int4 {name} {outputs}x{inputs} {rows} {asked}",
+                    partial(int4_product, x, matrix, shared=SHARED, **how),
+                )
 
 
 def clusters() -> Iterator[tuple[str, Run]]:

@@ -14,7 +14,7 @@ import argparse
 from functools import partial
 
 import torch
-from plain_products import fine_scales, gain, int4_elements
+from plain_products import fine_scales, gain, int4_elements, int4_zero_points
 
 from bench.kernels.attention_work import architecture_of
 from bench.kernels.kernel_speed import microseconds, own_capability
@@ -43,7 +43,7 @@ def matrix(outputs: int, inputs: int, stored: WeightFormat) -> Int4Tiles:
     tiles, groups = int4_tiles(inputs), 256 // group
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
     scales = fine_scales(tiles, groups, outputs, size=inputs**-0.5 / 8, device=CUDA)
-    zeros = torch.randint(256, (tiles, (groups + 1) // 2, outputs), device=CUDA, dtype=torch.uint8)
+    zeros = int4_zero_points(tiles, groups, outputs, device=CUDA)
     return Int4Tiles(words, scales.to(getattr(torch, stored.scale_type)), None if stored.symmetric else zeros, inputs)
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from plain_products import fp8_elements, int4_elements
+from plain_products import fp8_elements, int4_elements, int4_zero_points
 from torch import Tensor
 from torch.nn import functional
 
@@ -70,11 +70,12 @@ def variants(fmt: str, rows: int) -> Iterator[tuple[str, LinearTile]]:
                 )
 
 
-def int4_matrix(outputs: int, inputs: int, group: int = 32) -> Int4Tiles:
+def int4_matrix(outputs: int, inputs: int, group: int = 32, *, zeros: bool = False) -> Int4Tiles:
     tiles = int4_tiles(inputs)
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
     scales = (0.02 * torch.rand((tiles, 256 // group, outputs), device=CUDA) * inputs**-0.5).bfloat16()
-    return Int4Tiles(words, scales, None, inputs)
+    points = int4_zero_points(tiles, 256 // group, outputs, device=CUDA) if zeros else None
+    return Int4Tiles(words, scales, points, inputs)
 
 
 def nvfp4_matrix(outputs: int, inputs: int) -> Nvfp4Tiles:

@@ -42,6 +42,8 @@ static void add_products(int (&sums)[4], const u32 (&a)[4], uint2 b) {
   meet_warp();
 }
 
+static void add_unsigned_integers(int (&sums)[4], const u32 (&a)[4], uint2 b) { add_products<unsigned char>(sums, a, b); }
+
 static void add_integers(int (&sums)[4], const u32 (&a)[4], uint2 b) { add_products<signed char>(sums, a, b); }
 
 static void multiply_integers(int (&sums)[4], const u32 (&a)[4], uint2 b) {

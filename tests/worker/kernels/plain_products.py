@@ -23,6 +23,11 @@ def fine_scales(*shape: int, size: float, device: torch.device | str = "cpu") ->
     return sizes.view(torch.float16) * (torch.randint(2, shape, device=device) * 2 - 1).half()
 
 
+def int4_zero_points(tiles: int, groups: int, outputs: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Of random groups, as `Int4Tiles` has them."""
+    return torch.randint(256, (tiles, (groups + 1) // 2, outputs), device=device).to(torch.uint8)
+
+
 def gain(actual: Tensor, expected: Tensor) -> float:
     """What `actual` is `expected` times, less one: roundings of many outputs cancel, those of their scales do not."""
     return float((actual.double() * expected).sum() / expected.square().sum()) - 1

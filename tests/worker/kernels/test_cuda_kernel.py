@@ -77,6 +77,7 @@ SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
                 linear_int4_sm90.Int4Kernel(128, 1, gated=False, split=False),
                 linear_int4_sm90.Int4Kernel(192, 8, gated=False, split=False),
                 linear_int4_sm90.Int4Kernel(256, 8, gated=True, split=False),
+                linear_int4_sm90.Int4Kernel(256, 8, gated=True, split=False, half_scales=True, zeros=True),
             )
         ),
     ],
@@ -106,7 +107,7 @@ def check_releases(cubin: bytes, folder: Path, *, any_release: bool) -> None:
     (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True, "rounds": True}, 0),
     (16, 5376, {}, 0), (32, 43008, {"gated": True, "fp8": True}, 0),
     (1, 5376, {"int4_scales": 8}, 0), (32, 43008, {"gated": True, "int4_scales": 8}, 0),
-    (16, 16384, {"int4_scales": 1}, 0),
+    (16, 16384, {"int4_scales": 1}, 0), (32, 43008, {"gated": True, "int4_scales": 8, "zeros": True}, 0),
     (32, 5376, {"split": True}, 0), (1, 5376, {"int4_scales": 8, "split": True}, 0),
     (8, 2560, {"fp8": True, "split": True}, 0),
 ])  # fmt: skip
@@ -127,6 +128,7 @@ def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
 @pytest.mark.parametrize("kernel", [
     IntegerKernel(352, 1, 1, 8, 21, gated=True), IntegerKernel(128, 2, 2, 8, 22, gated=False),
     IntegerKernel(128, 2, 2, 1, 84, gated=False), IntegerKernel(64, 4, 2, 8, 40, gated=True),
+    IntegerKernel(352, 1, 2, 8, 21, gated=True, zeros=True, placed=True),
 ], ids=str)  # fmt: skip
 def test_the_hopper_kernel_of_integers_fits_its_registers_and_shared_memory(
     kernel: IntegerKernel, tmp_path: Path

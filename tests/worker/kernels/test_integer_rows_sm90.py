@@ -11,7 +11,7 @@ import emulated_kernel
 import pytest
 import torch
 from hopper import on_hopper
-from plain_products import fine_scales, int4_elements, int8_elements, nvfp4_elements
+from plain_products import fine_scales, int4_elements, int4_zero_points, int8_elements, nvfp4_elements
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,10 +27,12 @@ ELEMENTS: dict[type, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def int4(outputs: int, inputs: int, scales: int, *, half: bool = False) -> Int4Tiles:
-    words = torch.randint(-(2**31), 2**31, (int4_tiles(inputs), outputs, 32)).to(torch.int32)
-    of_groups = fine_scales(int4_tiles(inputs), scales, outputs, size=inputs**-0.5 / 8)
-    return Int4Tiles(words, of_groups if half else of_groups.bfloat16(), None, inputs)
+def int4(outputs: int, inputs: int, scales: int, *, half: bool = False, zeros: bool = False) -> Int4Tiles:
+    tiles = int4_tiles(inputs)
+    words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32)).to(torch.int32)
+    of_groups = fine_scales(tiles, scales, outputs, size=inputs**-0.5 / 8)
+    points = int4_zero_points(tiles, scales, outputs) if zeros else None
+    return Int4Tiles(words, of_groups if half else of_groups.bfloat16(), points, inputs)
 
 
 def nvfp4(outputs: int, inputs: int) -> Nvfp4Tiles:
@@ -71,6 +73,16 @@ def exact(x: Tensor, matrix: Matrix, *, gated: bool) -> Tensor:
         ("int4 float16", 64, 8, False, 1, 200, 1728, 2),
         ("int4 float16", 128, 8, False, 3, 256, 1536, 4),
         ("int4 float16", 96, 2, True, 1, 192, 1024, 1),
+        ("int4 placed", 64, 8, False, 1, 200, 1728, 2),
+        ("int4 placed float16", 128, 4, False, 3, 256, 1536, 4),
+        ("int4 placed", 96, 2, True, 1, 192, 1024, 1),
+        ("int4 placed", 352, 1, True, 1, 352, 512, 1),
+        ("int4 zeros placed", 64, 8, False, 1, 208, 1728, 2),
+        ("int4 zeros placed float16", 128, 8, False, 3, 256, 1536, 4),
+        ("int4 zeros placed", 64, 4, True, 1, 256, 1024, 3),
+        ("int4 zeros placed float16", 96, 2, False, 1, 96, 1024, 1),
+        ("int4 zeros placed", 352, 1, True, 1, 352, 512, 1),
+        ("int4 zeros placed", 128, 2, False, 3, 240, 1536, 4),
         ("nvfp4", 64, 16, False, 1, 208, 1728, 2),
         ("nvfp4", 128, 16, False, 3, 256, 1536, 4),
         ("nvfp4", 96, 16, True, 1, 192, 1024, 1),
@@ -85,14 +97,16 @@ def test_emulated_near_float64(
     stored: str, tile: int, scales: int, gated: bool, parts: int, outputs: int, inputs: int, grid: int, rows: int,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    half = stored == "int4 float16"
-    matrix: Matrix = int4(outputs, inputs, scales, half=half) if "int4" in stored else int8(outputs, inputs)
+    half, zeros = "float16" in stored, "zeros" in stored
+    matrix: Matrix = int8(outputs, inputs)
+    if "int4" in stored:
+        matrix = int4(outputs, inputs, scales, half=half, zeros=zeros)
     matrix = nvfp4(outputs, inputs) if stored == "nvfp4" else matrix
     blocks, of_block = 1 if tile > 256 else 256 // tile, 256 if scales else 128
     tiles = -(-inputs // (of_block * blocks * parts)) * blocks
     kernel = IntegerKernel(
         tile, blocks, rows, scales, tiles, gated, parts, nvfp4=stored == "nvfp4", int8=stored == "int8",
-        half_scales=half,
+        half_scales=half, zeros=zeros, placed="placed" in stored,
     )  # fmt: skip
     library = emulated_integer_rows.library_of(kernel, tmp_path)
     sizes = 2.0 ** torch.arange(-8.0, 8.0).repeat_interleave(inputs // 16 + 1)[:inputs]
@@ -129,10 +143,10 @@ def test_emulated_int8_of_groups_near_float64(
 
 
 @pytest.mark.skipif(emulated_kernel.compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("scales", [8, 0])
-def test_emulated_what_is_no_number_keeps_to_its_row(scales: int, tmp_path: Path) -> None:
-    matrix = int4(64, 512, 8) if scales else int8(64, 512)
-    kernel = IntegerKernel(64, 4, 2, scales, 4, gated=False, int8=not scales)
+@pytest.mark.parametrize(("scales", "zeros"), [(8, False), (8, True), (0, False)])
+def test_emulated_what_is_no_number_keeps_to_its_row(scales: int, zeros: bool, tmp_path: Path) -> None:
+    matrix = int4(64, 512, 8, zeros=zeros) if scales else int8(64, 512)
+    kernel = IntegerKernel(64, 4, 2, scales, 4, gated=False, int8=not scales, zeros=zeros, placed=zeros)
     library, x = emulated_integer_rows.library_of(kernel, tmp_path), torch.randn(2, 512).bfloat16()
     expected = exact(x[:1], matrix, gated=False)[0]
     for broken in (torch.nan, torch.inf, -torch.inf):
@@ -146,12 +160,18 @@ def test_emulated_what_is_no_number_keeps_to_its_row(scales: int, tmp_path: Path
 
 @on_hopper
 @pytest.mark.parametrize(("outputs", "inputs"), [(5376, 21504), (16384, 5376), (2560, 2560), (43008, 512)])
-@pytest.mark.parametrize("half", [False, True])
-def test_near_float64_and_the_same_bits_at_every_launch(outputs: int, inputs: int, half: bool) -> None:
+@pytest.mark.parametrize(
+    ("half", "scales", "zeros"),
+    [(False, 8, False), (True, 8, False), (False, 8, True), (True, 8, True), (False, 2, True), (True, 1, True)],
+)
+def test_near_float64_and_the_same_bits_at_every_launch(
+    outputs: int, inputs: int, half: bool, scales: int, zeros: bool
+) -> None:
     from modelserve_worker.kernels.products.hopper.integer_rows_sm90 import integer_rows
 
-    matrix = int4(outputs, inputs, 8, half=half)
-    matrix = Int4Tiles(matrix.words.cuda(), matrix.scales.cuda(), None, inputs)
+    matrix = int4(outputs, inputs, scales, half=half, zeros=zeros)
+    points = None if matrix.zero_points is None else matrix.zero_points.cuda()
+    matrix = Int4Tiles(matrix.words.cuda(), matrix.scales.cuda(), points, inputs)
     for rows in (1, 2):
         x = torch.randn(rows, inputs + 64, device="cuda").bfloat16()[:, 64:]  # rows lie apart
         expected = exact(x, matrix, gated=False)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from hopper import on_hopper
-from plain_products import fine_scales, int4_elements
+from plain_products import fine_scales, int4_elements, int4_zero_points
 from torch.nn import functional
 
 from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, int4_tiles
@@ -80,21 +80,28 @@ def test_a_cluster_shares_whole_boxes_of_inputs(columns: int) -> None:
     assert rows <= 256, "the largest box of the copy engine"
 
 
-def matrix(outputs: int, inputs: int, group: int, *, half: bool) -> Int4Tiles:
+def matrix(outputs: int, inputs: int, group: int, *, half: bool, zeros: bool) -> Int4Tiles:
     tiles = int4_tiles(inputs)
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device="cuda").to(torch.int32)
     scales = fine_scales(tiles, 256 // group, outputs, size=inputs**-0.5 / 8, device="cuda")
-    return Int4Tiles(words, scales if half else scales.bfloat16(), None, inputs)
+    points = int4_zero_points(tiles, 256 // group, outputs, device="cuda") if zeros else None
+    return Int4Tiles(words, scales if half else scales.bfloat16(), points, inputs)
 
 
 @on_hopper
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("group", "half"), [(32, False), (256, False), (32, True), (128, True)])
+@pytest.mark.parametrize(
+    ("group", "half", "zeros"),
+    [
+        (32, False, False), (256, False, False), (32, True, False), (128, True, False),
+        (32, False, True), (256, True, True), (128, True, True),
+    ],
+)  # fmt: skip
 def test_products_are_near_float64_and_the_same_bits_at_every_launch(
-    shape: tuple[int, int], group: int, half: bool
+    shape: tuple[int, int], group: int, half: bool, zeros: bool
 ) -> None:
     outputs, inputs = shape
-    int4, shared = matrix(outputs, inputs, group, half=half), SharedBuffers(torch.device("cuda"))
+    int4, shared = matrix(outputs, inputs, group, half=half, zeros=zeros), SharedBuffers(torch.device("cuda"))
     weight = int4_elements(int4, torch.float64)
     for rows in ROWS[:-1]:
         x = torch.randn(rows, inputs, device="cuda").bfloat16()

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from hopper import ON_HOPPER
-from plain_products import fine_scales, fp8_elements, int4_elements, int8_elements
+from plain_products import fine_scales, fp8_elements, int4_elements, int4_zero_points, int8_elements
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,13 +33,14 @@ def dense(outputs: int, inputs: int) -> tuple[Tensor, Product]:
     return weight.double(), lambda x, **gate: dense_rows(x, weight, **gate)
 
 
-def int4(outputs: int, inputs: int, group: int, *, half: bool = False) -> tuple[Tensor, Product]:
+def int4(outputs: int, inputs: int, group: int, *, half: bool = False, zeros: bool = False) -> tuple[Tensor, Product]:
     from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import int4_rows
 
     tiles = int4_tiles(inputs)
     words = torch.randint(-(2**31), 2**31, (tiles, outputs, 32), device=CUDA).to(torch.int32)
     scales = fine_scales(tiles, 256 // group, outputs, size=inputs**-0.5 / 8, device=CUDA)
-    matrix = Int4Tiles(words, scales if half else scales.bfloat16(), None, inputs)
+    points = int4_zero_points(tiles, 256 // group, outputs, device=CUDA) if zeros else None
+    matrix = Int4Tiles(words, scales if half else scales.bfloat16(), points, inputs)
     return int4_elements(matrix, torch.float64), lambda x, **gate: int4_rows(x, matrix, **gate)
 
 
@@ -75,6 +76,8 @@ MAKERS = {
     "fp8 rounded": partial(fp8, rounds=True),
     **{f"int4_g{group}": lambda n, k, group=group: int4(n, k, group) for group in (32, 64, 128, 256)},
     **{f"int4_g{group}_f16": lambda n, k, group=group: int4(n, k, group, half=True) for group in (32, 128)},
+    **{f"int4_g{group}_asym": partial(int4, group=group, zeros=True) for group in (32, 128, 256)},
+    **{f"int4_g{group}_asym_f16": partial(int4, group=group, half=True, zeros=True) for group in (32, 64)},
 }
 
 

@@ -44,7 +44,7 @@ GROUPED_EXPERTS = 256  # at most
 # At most, of a dense matrix beside them: each tile has a multiprocessor, of which there are 114 or more.
 GROUPED_DENSE_ROWS, GROUPED_DENSE_TILES = 256, 64
 CHOSEN_ROWS, CHOSEN_SLOTS = 8, 64  # rows, and choices of experts of theirs, that `chosen_rows` takes
-SCALE_ROWS = 16  # of NVFP4, a multiple of which Hopper's copy engine reads the scales of
+SCALE_ROWS = 16  # a multiple of which Hopper's copy engine reads NVFP4's scales of, and zero points
 SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
 
 
@@ -85,10 +85,11 @@ def _hopper_takes(matrix: Matrix, stored: StoredType, *, whole: int = BOX_INPUTS
 
 
 def _hopper_takes_tiles(matrix: Matrix) -> bool:
-    """Symmetric INT4, or NVFP4 whose scales, of a byte, lie in rows that the copy engine reads: of whole 16 bytes."""
-    if _hopper_takes(matrix, StoredType.NVFP4):
-        return matrix.outputs % SCALE_ROWS == 0
-    return _hopper_takes(matrix, StoredType.INT4) and matrix.quantised is not None and matrix.quantised.symmetric
+    """INT4 or NVFP4. Scales of a byte and zero points lie in rows that the copy engine reads: of whole 16 bytes."""
+    if not (_hopper_takes(matrix, StoredType.INT4) or _hopper_takes(matrix, StoredType.NVFP4)):
+        return False
+    symmetric_int4 = matrix.stored is StoredType.INT4 and matrix.quantised is not None and matrix.quantised.symmetric
+    return symmetric_int4 or matrix.outputs % SCALE_ROWS == 0
 
 
 def _int8_few(matrix: Matrix) -> bool:

@@ -32,6 +32,13 @@ struct Words {
     return (const unsigned short*)(stage + SCALES_AT + half * SCALE_STAGE + group * SCALE_BYTES) +
            plane / PLANES_OF_SCALE * HALF_ROWS + row;
   }
+#if ZEROS
+  // What elements of a plane and row of a half are too large by, as 128 + nibble.
+  __device__ __forceinline__ u32 excess(int plane, int half, int second) const {
+    const unsigned char* zeros = stage + ZEROS_AT + half * ZERO_STAGE + group * ZERO_BYTES + row + 8 * second;
+    return excess_of(zero_point(zeros, plane / PLANES_OF_SCALE, HALF_ROWS));
+  }
+#endif
 };
 
 #if ROWS == 8
@@ -48,7 +55,12 @@ __device__ __forceinline__ void plane_operands(u32 (&a)[8], const u32 (&halves)[
 
 // For so few columns it costs less to scale sums than elements.
 __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Words& words) {
+#if ZEROS
+  constexpr int OFFSETS = 2;  // rows of both halves have their own
+#else
+  constexpr int OFFSETS = 1;
   const u32 excess[4] = {EXCESS, EXCESS, EXCESS, EXCESS};
+#endif
 #pragma unroll
   for (int high = 0; high < 2; high++) {
     u32 halves[2][2][4];
@@ -56,7 +68,7 @@ __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Wor
     for (int half = 0; half < 2; half++) words.read(halves[half], half, high);
 #pragma unroll
     for (int nibble = 0; nibble < 4; nibble += TOGETHER) {
-      float extra[TOGETHER][4] = {}, inside[TOGETHER][2][4];
+      float extra[TOGETHER][OFFSETS][4] = {}, inside[TOGETHER][2][4];
       u32 x[TOGETHER][4], a[TOGETHER][2][8];
 #pragma unroll
       for (int each = 0; each < TOGETHER; each++) {
@@ -69,7 +81,15 @@ __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Wor
       for (int step = 0; step < 2; step++)
 #pragma unroll
         for (int each = 0; each < TOGETHER; each++)
-          multiply(extra[each], excess, x[each][2 * step], x[each][2 * step + 1]);
+#pragma unroll
+          for (int half = 0; half < OFFSETS; half++) {
+#if ZEROS
+            const int plane = 4 * high + nibble + each;
+            const u32 first = words.excess(plane, half, 0), second = words.excess(plane, half, 1);
+            const u32 excess[4] = {first, second, first, second};
+#endif
+            multiply(extra[each][half], excess, x[each][2 * step], x[each][2 * step + 1]);
+          }
 #pragma unroll
       for (int step = 0; step < 2; step++)
 #pragma unroll
@@ -77,7 +97,7 @@ __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Wor
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             float(&sum)[4] = inside[each][half];
-            multiply(sum, step ? sum : extra[each], a[each][half] + 4 * step, x[each][2 * step], x[each][2 * step + 1]);
+            multiply(sum, step ? sum : extra[each][half % OFFSETS], a[each][half] + 4 * step, x[each][2 * step], x[each][2 * step + 1]);
           }
 #pragma unroll
       for (int each = 0; each < TOGETHER; each++)
@@ -115,8 +135,12 @@ __device__ __forceinline__ void multiply_words(float (&sums)[SUMS][4], const Wor
       for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int second = 0; second < 2; second++) {
-          if (nibble == 0 || plane % PLANES_OF_SCALE == 0)
+          if (nibble == 0 || plane % PLANES_OF_SCALE == 0) {
             scale[half][second] = element_scale(words.scales(plane, half)[8 * second]);
+#if ZEROS
+            scale[half][second].excess = words.excess(plane, half, second);
+#endif
+          }
 #pragma unroll
           for (int pair = 0; pair < 4; pair++)
             a[half][2 * pair + second] = element_pair(halves[half][second][pair] >> 4 * nibble, scale[half][second]);

@@ -12,6 +12,14 @@ __device__ __forceinline__ void multiply_integers(int (&sums)[4], const u32 (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(0));
 }
 
+// The same on top of what sums are.
+__device__ __forceinline__ void add_unsigned_integers(int (&sums)[4], const u32 (&a)[4], uint2 b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
+
 // Of bytes with sign, and on top of what sums are.
 __device__ __forceinline__ void add_integers(int (&sums)[4], const u32 (&a)[4], uint2 b) {
   asm volatile(

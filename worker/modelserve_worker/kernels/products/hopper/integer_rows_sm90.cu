@@ -16,11 +16,13 @@
 // each group has a block of 256 inputs. The groups' sums meet in shared memory, in one order. One more warp keeps all
 // stages in flight. It asks for weights before the kernel ahead has ended: they depend on none.
 //
-// Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; GROUPS, and blocks of inputs in a stage; ROWS: of x at most, 1 or 2; SCALES: of a row in 256
-// inputs, 8, 4, 2 or 1, of NVFP4 16; TILES: of 256 inputs that x has, or a part of it; GATED: whether the second half of a tile holds the
-// rows that those of the first, after GELU, are multiplied with; SPLIT: 0 or 1; STAGES; NVFP4: whether
-// elements are e2m1, with scales of a byte, and rows have scales of their own; INT8: whether elements take a byte and a block
-// is of 128 inputs, of which SCALES are, or 0 where rows have scales; HALF_SCALES: of INT4 and INT8, whether they are float16.
+// Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; GROUPS, and blocks of inputs in a stage; ROWS: of x at
+// most, 1 or 2; SCALES: of a row in 256 inputs, 8, 4, 2 or 1, of NVFP4 16; TILES: of 256 inputs that x has, or a part of
+// it; GATED: whether the second half of a tile holds the rows that those of the first, after GELU, are multiplied with;
+// SPLIT: 0 or 1; STAGES; NVFP4: whether elements are e2m1, with scales of a byte, and rows have scales of their own; INT8:
+// whether elements take a byte and a block is of 128 inputs, of which SCALES are, or 0 where rows have scales;
+// HALF_SCALES: of INT4 and INT8, whether they are float16; ZEROS: whether INT4's groups have zero points, else 8; PLACED,
+// of INT4: whether int4_columns_sm90.cuh multiplies.
 
 #ifndef NVFP4
 #define NVFP4 0
@@ -28,9 +30,14 @@
 #ifndef INT8
 #define INT8 0
 #endif
+#ifndef PLACED
+#define PLACED 0
+#endif
 #define ROW_SCALES (NVFP4 || SCALES == 0)
+#define SCALES_OF_BLOCK SCALES
 
 #include "pipeline.cuh"
+#include "zero_points_sm90.cuh"
 #include "integer_products_sm90.cuh"
 #include "product_output_sm90.cuh"
 
@@ -43,8 +50,13 @@ constexpr int HALF_STAGE = GROUPS * HALF_BYTES;
 constexpr int SCALE_BYTES = SCALES * HALF_ROWS * (NVFP4 ? 1 : 2);  // of a half of a block
 constexpr int SCALE_STAGE = (GROUPS * SCALE_BYTES + 127) / 128 * 128;
 constexpr int SCALES_AT = 2 * HALF_STAGE;
-constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * SCALE_BYTES;
-constexpr int STAGE_BYTES = (SCALES_AT + 2 * SCALE_STAGE + 1023) / 1024 * 1024;
+enum Zeros {
+  ZERO_BYTES = ZERO_ROWS * HALF_ROWS,  // of a half of a block
+  ZERO_STAGE = (GROUPS * ZERO_BYTES + 127) / 128 * 128,
+  ZEROS_AT = SCALES_AT + 2 * SCALE_STAGE,
+};
+constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * (SCALE_BYTES + ZERO_BYTES);
+constexpr int STAGE_BYTES = (ZEROS_AT + 2 * ZERO_STAGE + 1023) / 1024 * 1024;
 constexpr int PLANE_BYTES = ROWS * 64;     // of x: 32 high bytes and 32 low ones of each row
 constexpr int X_AT = STAGES * STAGE_BYTES;
 constexpr int UNITS_AT = X_AT + TILES * PLANES * PLANE_BYTES;
@@ -54,6 +66,7 @@ constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * 16;
 static_assert(STAGES >= 2, "a stage is held until the next has come");
 static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
 static_assert(ROWS == 1 || ROWS == 2, "columns of products are of four rows at most");
+static_assert(!ZEROS || PLACED, "");
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE, X_READ, X_WRITTEN };
 
@@ -62,10 +75,21 @@ struct Rows {
   int rows, inputs, stride;
 };
 
+// Where each of four sets of two columns has sums of its own, of one row or two: those of a row on top of one another.
+__device__ __forceinline__ void add_sets(float (&sums)[4]) {
+#pragma unroll
+  for (float& sum : sums) {
+    if (ROWS == 1) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+  }
+}
+
 #if NVFP4
 #include "nvfp4_integers_sm90.cuh"
 #elif INT8
 #include "int8_integers_sm90.cuh"
+#elif PLACED
+#include "int4_columns_sm90.cuh"
 #else
 #include "int4_integers_sm90.cuh"
 #endif
@@ -111,6 +135,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
 #if ROW_SCALES
                  , const float* row_scales
 #endif
+#if ZEROS
+                 , const __grid_constant__ TensorMap zeros
+#endif
                  ) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
@@ -138,10 +165,13 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
         for (int half = 0; half < 2; half++) {
           const int row = tile * (GATED ? HALF_ROWS : OUTPUTS) + half * second;
           load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, (first + at) * GROUPS);
-          // Scales of a byte are copied two at a time.
+          // Scales of a byte, and zero points, are copied two at a time.
           if (SCALES)
             load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, NVFP4 ? row / 2 : row, 0,
                          (first + at) * GROUPS);
+#if ZEROS
+          load_own_box(&zeros, to + ZEROS_AT + half * ZERO_STAGE, barrier, row / 2, 0, (first + at) * GROUPS);
+#endif
         }
       }
     }

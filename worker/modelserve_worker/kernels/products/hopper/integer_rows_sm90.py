@@ -19,13 +19,20 @@ from modelserve.sizing.weights.quantised_tiles import INT4_TILE_INPUTS, INT8_TIL
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
 from modelserve_worker.kernels.products.hopper import linear_rows_sm90
 from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import SHARED_BYTES, readable
-from modelserve_worker.kernels.products.hopper.matrix_maps import eight_bit_map, scale_map, tiled_maps
+from modelserve_worker.kernels.products.hopper.matrix_maps import (
+    eight_bit_map,
+    scale_map,
+    scale_stage_bytes,
+    tiled_maps,
+    zero_maps,
+)
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.linear_tiles import empty_product
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
 _BARRIER_BYTES = 2 * 8
+SYMMETRIC_PLACED = False  # whether symmetric INT4's words are multiplied as they are, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class IntegerKernel:
 
     `blocks` of 256 inputs, of INT8 128, with `scales` each, in a stage, one for each group of warps. `tiles`: of so
     many inputs that x has, or one of `parts` of it that are multiplied apart, in whole stages. `half_scales`: of INT4
-    and INT8, they are float16.
+    and INT8, they are float16. `zeros`: INT4's groups have zero points. `placed`: its words are multiplied as they are.
     """
 
     tile: int
@@ -47,6 +54,8 @@ class IntegerKernel:
     nvfp4: bool = False
     int8: bool = False
     half_scales: bool = False
+    zeros: bool = False
+    placed: bool = False
 
     @property
     def consumers(self) -> int:
@@ -56,8 +65,7 @@ class IntegerKernel:
     @property
     def stage_bytes(self) -> int:
         """Words and scales."""
-        of_half = self.blocks * self.tile // 2 * self.scales * (1 if self.nvfp4 else 2)
-        scales = 2 * -(-of_half // 128) * 128
+        scales = scale_stage_bytes(self.blocks * self.tile // 2, self.scales, nvfp4=self.nvfp4, zeros=self.zeros)
         return -(-(self.consumers * 128 + scales) // 1024) * 1024
 
     @property
@@ -80,7 +88,8 @@ class IntegerKernel:
             "OUTPUTS": self.tile, "GROUPS": self.blocks, "ROWS": self.rows, "SCALES": self.scales, "TILES": self.tiles,
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
             **({"NVFP4": 1} if self.nvfp4 else {}), **({"INT8": 1} if self.int8 else {}),
-            **({"HALF_SCALES": 1} if self.half_scales else {}),
+            **({"HALF_SCALES": 1} if self.half_scales else {}), **({"ZEROS": 1} if self.zeros else {}),
+            **({"PLACED": 1} if self.placed else {}),
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
         return CudaSource("integer_rows_sm90.cu", "integer_rows", "sm_90a", stated, self.shared_bytes)
@@ -101,18 +110,23 @@ def kernel_for(
     )
     tiles = -(-blocks // (division.blocks * division.parts)) * division.blocks
     bucket = next(most for most in INTEGER_ROWS if rows <= most)
+    zeros = isinstance(matrix, Int4Tiles) and matrix.zero_points is not None
     return IntegerKernel(
         division.tile, division.blocks, bucket, scales, tiles, gated, division.parts, nvfp4, int8,
-        half_scales=matrix.scales.dtype is torch.float16,
+        half_scales=matrix.scales.dtype is torch.float16, zeros=zeros,
+        placed=zeros or (SYMMETRIC_PLACED and isinstance(matrix, Int4Tiles)),
     )  # fmt: skip
 
 
 def integer_rows(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
-    """x [T, K] bfloat16 times the transposed matrix [N, K] -> [T, N]; `gated` and `split` as of `dense_rows`."""
+    """x [T, K] bfloat16 times the transposed matrix [N, K] -> [T, N]; `gated` and `split` as of `dense_rows`. Where it
+    has zero points, N is a multiple of 16."""
     kernel = kernel_for(x.shape[0], matrix, gated=gated, split=split)
     words, scales = tiled_maps(matrix, kernel.tile // 2, kernel.blocks)
     row_scales = matrix.row_scales if isinstance(matrix, Nvfp4Tiles) else None
-    return _product(x, kernel, words, scales, matrix.rows, row_scales)
+    return _product(
+        x, kernel, words, scales, matrix.rows, row_scales, zero_maps(matrix, kernel.tile // 2, kernel.blocks)
+    )
 
 
 def int8_integer_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
@@ -127,7 +141,13 @@ def int8_integer_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, spli
 
 
 def _product(
-    x: Tensor, kernel: IntegerKernel, words: Any, scales: Any, matrix_rows: int, row_scales: Tensor | None = None
+    x: Tensor,
+    kernel: IntegerKernel,
+    words: Any,
+    scales: Any,
+    matrix_rows: int,
+    row_scales: Tensor | None = None,
+    zeros: tuple[Any, ...] = (),
 ) -> Tensor:
     x, gated, parts = readable(x), kernel.gated, kernel.parts
     rows, inputs = x.shape
@@ -139,6 +159,7 @@ def _product(
         arguments=(
             (words, None), (scales, None), pointer(x), pointer(output),
             *((number, ctypes.c_int) for number in numbers), *(() if row_scales is None else (pointer(row_scales),)),
+            *((each, None) for each in zeros),
         ), resident=1,
     )  # fmt: skip
     return output

@@ -12,12 +12,14 @@
 // whoever reads it adds the parts.
 //
 // Whoever compiles defines COLUMNS: 64, 128, 192 or 256; NVFP4: whether elements are e2m1, with scales of a byte, and rows
-// have scales of their own; HALF_SCALES: whether INT4's scales are float16; SCALES of a row in a block: 8, 4, 2 or 1, of NVFP4 16; GATED: whether a
-// tile has 64 rows of each half of the matrix, and the output is gelu(first) * second; SPLIT; W_STAGES and X_STAGES.
+// have scales of their own; HALF_SCALES: whether INT4's scales are float16; ZEROS: whether its groups have zero points,
+// else 8; SCALES of a row in a block: 8, 4, 2 or 1, of NVFP4 16; GATED: whether a tile has 64 rows of each half of the
+// matrix, and the output is gelu(first) * second; SPLIT; W_STAGES and X_STAGES.
 
 #ifndef NVFP4
 #define NVFP4 0
 #endif
+#define SCALES_OF_BLOCK SCALES
 
 #if NVFP4
 #include "nvfp4_elements_sm90.cuh"
@@ -25,6 +27,7 @@
 #include "int4_elements_sm90.cuh"
 #endif
 #include "tile_sums_sm90.cuh"
+#include "zero_points_sm90.cuh"
 
 constexpr int PLANES = 8;                                            // of 32 inputs, in a block
 constexpr int X_BOXES = COLUMNS > 128 ? 1 : COLUMNS == 128 ? 2 : 4;  // of 64 inputs, in a stage of x
@@ -35,7 +38,12 @@ constexpr int HALVES = GATED ? 2 : 1;                                // of a til
 constexpr int HALF_ROWS = OUTPUTS / HALVES;
 constexpr int WORD_BYTES = OUTPUTS * 128;
 constexpr int SCALE_BYTES = SCALES * OUTPUTS * (NVFP4 ? 1 : 2);
-constexpr int W_STAGE_BYTES = (WORD_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
+enum Zeros {
+  ZEROS_AT = WORD_BYTES + SCALE_BYTES,  // in a stage
+  ZERO_BYTES = ZERO_ROWS * OUTPUTS,
+  ZERO_HALF = (ZERO_BYTES / HALVES + 127) / 128 * 128,  // from those of one half to the other's, as copies want it
+};
+constexpr int W_STAGE_BYTES = (ZEROS_AT + HALVES * ZERO_HALF + 1023) / 1024 * 1024;
 constexpr int X_AT = W_STAGES * W_STAGE_BYTES;
 constexpr int STAGED_AT = X_AT + X_STAGES * X_STAGE_BYTES;
 constexpr int WORD_BARRIERS_AT = STAGED_AT + (COLUMNS >= 128 ? 2 * STAGED_BYTES : 0);
@@ -62,6 +70,7 @@ struct Reader {
 
 // The second row of a thread: from the first one, and its scales from that one's.
 constexpr int SECOND = GATED ? HALF_ROWS : 8, SECOND_SCALE = GATED ? SCALES * HALF_ROWS : 8;
+enum { SECOND_ZERO = GATED ? ZERO_HALF : 8 };  // and its zero points
 
 // A thread's share of a block of the matrix: of both rows the inputs 8 i + 2 t and the next of each plane.
 struct Block {
@@ -97,9 +106,15 @@ struct Block {
   static constexpr int PLANES_OF_SCALE = PLANES / SCALES;
   u32 halves[2][4][2];  // of two rows, of neighbours in a plane, of nibbles 0 to 3 and 4 to 7
   ElementScale scale[2];
+#if ZEROS
+  const unsigned char* zeros;
+#endif
 
   __device__ __forceinline__ void read(const unsigned char* stage, int row, int t) {
     scales = stage + WORD_BYTES + 2 * row;
+#if ZEROS
+    zeros = stage + ZEROS_AT + row;
+#endif
 #pragma unroll
     for (int second = 0; second < 2; second++)
 #pragma unroll
@@ -113,9 +128,14 @@ struct Block {
   __device__ __forceinline__ void operands(u32 (&a)[8], int plane) {
     if (plane % PLANES_OF_SCALE == 0)
 #pragma unroll
-      for (int second = 0; second < 2; second++)
+      for (int second = 0; second < 2; second++) {
         scale[second] = element_scale(
             ((const unsigned short*)scales)[plane / PLANES_OF_SCALE * HALF_ROWS + second * SECOND_SCALE]);
+#if ZEROS
+        scale[second].excess =
+            excess_of(zero_point(zeros + second * SECOND_ZERO, plane / PLANES_OF_SCALE, HALF_ROWS));
+#endif
+      }
 #pragma unroll
     for (int i = 0; i < 8; i++)
       a[i] = element_pair(halves[i % 2][i / 2][plane / 4] >> plane % 4 * 4, scale[i % 2]);
@@ -216,6 +236,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
 #if NVFP4
                 , const float* row_scales
 #endif
+#if ZEROS
+                , const __grid_constant__ TensorMap zeros
+#endif
                 ) {  // second: rows of the matrix from its first half to its second
   extern __shared__ __align__(1024) unsigned char memory[];
 #if !NVFP4
@@ -229,7 +252,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
   const Stages<X_STAGES> of_x = x_barriers(shared);
   if (threadIdx.x == 0) {
     check_memory(shared);
-    of_words.init(2, CONSUMERS / 32);  // words, and scales
+    of_words.init(2, CONSUMERS / 32);  // words, and scales with zero points
     of_x.init(1, CLUSTER * CONSUMERS / 32);
     mbarrier_init_fence();
   }
@@ -244,13 +267,17 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CON
       const int offset = warp == 0 ? 0 : WORD_BYTES, bytes = warp == 0 ? WORD_BYTES : SCALE_BYTES;
       produce<W_STAGES, 1>(work, of_words, cluster, [&](int item, int at, int, int stage) {
         const u32 to = shared + stage * W_STAGE_BYTES + offset, barrier = of_words.full(stage);
-        mbarrier_expect(barrier, bytes);
+        mbarrier_expect(barrier, bytes + (warp == 0 ? 0 : ZERO_BYTES));
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
           const int row = work.tile(item) * HALF_ROWS + half * second;
-          // Scales of a byte are copied two at a time.
+          // Scales of a byte, and zero points, are copied two at a time.
           load_own_box(map, to + half * bytes / HALVES, barrier, warp == 0 ? 0 : NVFP4 ? row / 2 : row,
                        warp == 0 ? row : 0, at);
+#if ZEROS
+          if (warp != 0)
+            load_own_box(&zeros, shared + stage * W_STAGE_BYTES + ZEROS_AT + half * ZERO_HALF, barrier, row / 2, 0, at);
+#endif
         }
       });
     } else if (warp == 2) {

@@ -1,4 +1,4 @@
-"""Products with symmetric INT4 or NVFP4 matrices and many rows on Hopper: the launch of `linear_int4_sm90.cu`.
+"""Products with INT4 or NVFP4 matrices and many rows on Hopper: the launch of `linear_int4_sm90.cu`.
 
 Which cluster sums what depends on rows, matrix and GPU alone, and sums are added in one order: the same rows give the
 same bits.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer, tensor_map
 from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import readable
-from modelserve_worker.kernels.products.hopper.matrix_maps import tiled_maps
+from modelserve_worker.kernels.products.hopper.matrix_maps import tiled_maps, zero_maps
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.linear_tiles import PARTS, SharedBuffers, busy, empty_product
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
@@ -38,7 +38,7 @@ _BARRIER_BYTES = 8
 class Int4Kernel:
     """One compilation: up to `columns` rows of x a tile, `scales` of 256 inputs; gated and split as `FewRows` says.
 
-    `half_scales`: of INT4, they are float16.
+    `half_scales`: of INT4, they are float16. `zeros`: its groups have zero points.
     """
 
     columns: int
@@ -47,6 +47,7 @@ class Int4Kernel:
     split: bool
     nvfp4: bool = False
     half_scales: bool = False
+    zeros: bool = False
 
     @property
     def x_boxes(self) -> int:
@@ -62,7 +63,9 @@ class Int4Kernel:
     @property
     def shared_bytes(self) -> int:
         words, x = _STAGES[self.columns]
-        word_stage = -(-(OUTPUTS * 128 + OUTPUTS * self.scales * (1 if self.nvfp4 else 2)) // 1024) * 1024
+        halves = 2 if self.gated else 1
+        zeros = halves * -(-OUTPUTS // halves * ((self.scales + 1) // 2) // 128) * 128 if self.zeros else 0
+        word_stage = -(-(OUTPUTS * (128 + self.scales * (1 if self.nvfp4 else 2)) + zeros) // 1024) * 1024
         staged = 2 * 64 * 128 if self.columns >= 128 else 0
         rings = words * word_stage + x * self.x_boxes * self.columns * 128
         return rings + staged + 2 * (words + x) * _BARRIER_BYTES
@@ -73,7 +76,7 @@ class Int4Kernel:
         defines = {
             "COLUMNS": self.columns, "SCALES": self.scales, "GATED": int(self.gated), "SPLIT": int(self.split),
             "W_STAGES": words, "X_STAGES": x, **({"NVFP4": 1} if self.nvfp4 else {}),
-            **({"HALF_SCALES": 1} if self.half_scales else {}),
+            **({"HALF_SCALES": 1} if self.half_scales else {}), **({"ZEROS": 1} if self.zeros else {}),
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
         return CudaSource("linear_int4_sm90.cu", "linear_int4", "sm_90a", stated, self.shared_bytes)
@@ -139,8 +142,10 @@ def int4_product(
     kernel = Int4Kernel(
         work.columns, matrix.scales.shape[1], gated, work.parts > 1, nvfp4=row_scales is not None,
         half_scales=matrix.scales.dtype is torch.float16,
+        zeros=isinstance(matrix, Int4Tiles) and matrix.zero_points is not None,
     )  # fmt: skip
-    words, scales = tiled_maps(matrix, OUTPUTS // 2 if gated else OUTPUTS, 1)
+    of_half = OUTPUTS // 2 if gated else OUTPUTS
+    words, scales = tiled_maps(matrix, of_half, 1)
     x_map = tensor_map(
         x.data_ptr(), (_BOX_INPUTS, rows, inputs // _BOX_INPUTS), (2 * x.stride(0), 2 * _BOX_INPUTS), kernel.x_box
     )
@@ -157,6 +162,7 @@ def int4_product(
             (words, None), (scales, None), (x_map, None), pointer(output), pointer(sums.parts),
             pointer(sums.arrivals), *((number, ctypes.c_int) for number in numbers),
             *(() if row_scales is None else (pointer(row_scales),)),
+            *((each, None) for each in zero_maps(matrix, of_half, 1)),
         ),
     )  # fmt: skip
     return output

@@ -16,10 +16,11 @@
 // one then finds all complete that came before it (dependent_launch.py).
 //
 // Whoever compiles defines OUTPUTS: a multiple of 32 up to 352; ROWS: rows of x at most, a multiple of 8; STAGES; INT4:
-// 0, or the scales of a row in 256 inputs (8, 4, 2, 1, of NVFP4 16); HALF_SCALES: whether these are float16; NVFP4, of INT4: whether elements are e2m1, with scales of a byte; FP8, EXPERTS, SETTLES: 0 or 1; INT8, of FP8: whether
-// elements are integers in its order; ROUNDS: of FP8, whether x is rounded to the
-// precision of e4m3 as it is read; GATED: whether the second half of a tile holds the rows that those of the first, after GELU, are
-// multiplied with; SPLIT: 0 or 1.
+// 0, or the scales of a row in 256 inputs (8, 4, 2, 1, of NVFP4 16); HALF_SCALES: whether these are float16; ZEROS: whether
+// INT4's groups have zero points, else 8; NVFP4, of INT4: whether elements are e2m1, with scales of a byte; FP8, EXPERTS,
+// SETTLES: 0 or 1; INT8, of FP8: whether elements are integers in its order; ROUNDS: of FP8, whether x is rounded to the
+// precision of e4m3 as it is read; GATED: whether the second half of a tile holds the rows that those of the first, after
+// GELU, are multiplied with; SPLIT: 0 or 1.
 
 #ifndef NVFP4
 #define NVFP4 0
@@ -27,8 +28,10 @@
 #ifndef INT8
 #define INT8 0
 #endif
+#define SCALES_OF_BLOCK INT4
 
 #include "pipeline.cuh"
+#include "zero_points_sm90.cuh"
 #include "chosen_experts_sm90.cuh"
 #include "product_output_sm90.cuh"
 
@@ -46,8 +49,13 @@ constexpr int SCALE_BYTES = INT4 * HALF_ROWS * (NVFP4 ? 1 : 2);  // of a half of
 constexpr int SCALE_STAGE = (GROUPS * SCALE_BYTES + 127) / 128 * 128;
 constexpr int X_AT = 2 * HALF_STAGE;
 constexpr int SCALES_AT = X_AT + GROUPS * X_BOXES * X_BOX_BYTES;
-constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * SCALE_BYTES;
-constexpr int STAGE_BYTES = (SCALES_AT + 2 * SCALE_STAGE + 1023) / 1024 * 1024;
+enum Zeros {
+  ZERO_BYTES = ZERO_ROWS * HALF_ROWS,  // of a half of a block
+  ZERO_STAGE = (GROUPS * ZERO_BYTES + 127) / 128 * 128,
+  ZEROS_AT = SCALES_AT + 2 * SCALE_STAGE,
+};
+constexpr int LOADED_BYTES = SCALES_AT + 2 * GROUPS * (SCALE_BYTES + ZERO_BYTES);
+constexpr int STAGE_BYTES = (ZEROS_AT + 2 * ZERO_STAGE + 1023) / 1024 * 1024;
 constexpr int SUMS = 2 * BLOCKS;              // fragments of four sums in a thread
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;
 constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * SUMS * 16;
@@ -246,7 +254,11 @@ __device__ __forceinline__ void store(float (&sums)[SUMS][4], Output* output, co
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     ENTRY(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs,
                 const __grid_constant__ TensorMap scales, const float* row_scales, Output* output, int rows,
-                int outputs, int second, int tiles, int parts, int stages, const int* choices, int top_k, int experts) {
+                int outputs, int second, int tiles, int parts, int stages, const int* choices, int top_k, int experts
+#if ZEROS
+                , const __grid_constant__ TensorMap zeros
+#endif
+                ) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -290,9 +302,12 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
         if (EXPERTS && NVFP4) block += chosen.expert[place.item / tiles] * parts;
         if (EXPERTS && !NVFP4) row += chosen.expert[place.item / tiles] * outputs * (1 + GATED);
         load_own_box(&weights, to + half * HALF_STAGE, barrier, 0, row, block);
-        // Scales of a byte are copied two at a time.
+        // Scales of a byte, and zero points, are copied two at a time.
         if (INT4)
           load_own_box(&scales, to + SCALES_AT + half * SCALE_STAGE, barrier, NVFP4 ? row / 2 : row, 0, block);
+#if ZEROS
+        load_own_box(&zeros, to + ZEROS_AT + half * ZERO_STAGE, barrier, row / 2, 0, block);
+#endif
       }
     };
     auto load_inputs = [&](const Place& place) {

@@ -19,7 +19,14 @@ from modelserve.sizing.backends.products import CHOSEN_SLOTS, FEW_ROWS, ROUNDED_
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
 from modelserve_worker.kernels.products.fp8_linear import Fp8Pairs
 from modelserve_worker.kernels.products.fp8_linear_triton import rounded_precision
-from modelserve_worker.kernels.products.hopper.matrix_maps import INPUTS, blocks_of, eight_bit_map, tiled_maps
+from modelserve_worker.kernels.products.hopper.matrix_maps import (
+    INPUTS,
+    blocks_of,
+    eight_bit_map,
+    scale_stage_bytes,
+    tiled_maps,
+    zero_maps,
+)
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs
 from modelserve_worker.kernels.products.linear_tiles import PARTS, busy, empty_product
@@ -41,7 +48,8 @@ class RowsKernel:
 
     Its format: FP8, of which `rounds` rounds x to the precision of e4m3 and `int8` has integers as elements, INT4 with
     `int4_scales` for 256 inputs, which `half_scales` has in float16 and `nvfp4` as elements of e2m1 and scales of a
-    byte, or bfloat16. `parts` of the inputs are multiplied apart. `experts`: of many matrices those that rows chose.
+    byte, and `zeros` zero points beside them, or bfloat16. `parts` of the inputs are multiplied apart. `experts`: of
+    many matrices those that rows chose.
     `settles`: what starts behind it finds all complete before it.
     """
 
@@ -57,6 +65,7 @@ class RowsKernel:
     nvfp4: bool = False
     int8: bool = False
     half_scales: bool = False
+    zeros: bool = False
 
     @property
     def blocks(self) -> int:
@@ -77,8 +86,7 @@ class RowsKernel:
     def stage_bytes(self) -> int:
         """Weights, inputs and scales."""
         x = self.blocks * self.x_boxes * 128 * self.rows
-        of_half = self.blocks * self.tile // 2 * self.int4_scales * (1 if self.nvfp4 else 2)
-        scales = 2 * -(-of_half // 128) * 128
+        scales = scale_stage_bytes(self.blocks * self.tile // 2, self.int4_scales, nvfp4=self.nvfp4, zeros=self.zeros)
         return -(-(self.consumers * 128 + x + scales) // 1024) * 1024
 
     @property
@@ -105,7 +113,7 @@ class RowsKernel:
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
             "EXPERTS": int(self.experts), "SETTLES": int(self.settles), "ROUNDS": int(self.rounds),
             **({"NVFP4": 1} if self.nvfp4 else {}), **({"INT8": 1} if self.int8 else {}),
-            **({"HALF_SCALES": 1} if self.half_scales else {}),
+            **({"HALF_SCALES": 1} if self.half_scales else {}), **({"ZEROS": 1} if self.zeros else {}),
         }  # fmt: skip
         entry = "chosen_rows" if self.experts else "linear_rows"
         stated = tuple(f"{name}={value}" for name, value in defines.items())
@@ -126,6 +134,7 @@ def kernel_for(
     nvfp4: bool = False,
     int8: bool = False,
     half_scales: bool = False,
+    zeros: bool = False,
 ) -> RowsKernel:
     """The division that gives most multiprocessors work.
 
@@ -156,7 +165,7 @@ def kernel_for(
         tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
     return RowsKernel(
         tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds, nvfp4=nvfp4, int8=int8,
-        half_scales=half_scales,
+        half_scales=half_scales, zeros=zeros,
     )  # fmt: skip
 
 
@@ -179,16 +188,18 @@ def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = 
 
 
 def int4_rows(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
-    """The same with a symmetric INT4 or an NVFP4 matrix."""
+    """The same with an INT4 or an NVFP4 matrix; where it has zero points, of a multiple of 16 rows."""
     nvfp4 = isinstance(matrix, Nvfp4Tiles)
     kernel = kernel_for(
         x.shape[0], matrix.rows, int4_scales=matrix.scales.shape[1], gated=gated, split=split, nvfp4=nvfp4,
         half_scales=matrix.scales.dtype is torch.float16,
+        zeros=isinstance(matrix, Int4Tiles) and matrix.zero_points is not None,
     )  # fmt: skip
     words, scales = tiled_maps(matrix, kernel.tile // 2, kernel.blocks)
     return _product(
         x, words, scales, kernel, matrix_rows=matrix.rows, blocks=len(matrix.words),
         row_scales=matrix.row_scales if isinstance(matrix, Nvfp4Tiles) else None,
+        zeros=zero_maps(matrix, kernel.tile // 2, kernel.blocks),
     )  # fmt: skip
 
 
@@ -222,6 +233,7 @@ def _product(
     matrix_rows: int,
     blocks: int,
     row_scales: Tensor | None = None,
+    zeros: tuple[Any, ...] = (),
 ) -> Tensor:
     """`blocks` of the matrix's inputs go to stages of `kernel.blocks`."""
     x = readable(x)
@@ -235,7 +247,7 @@ def _product(
         kernel.source, grid=(tiles * parts, 1), threads=kernel.consumers + 32,
         arguments=(
             (weights, None), (inputs, None), (scales, None), pointer(row_scales), pointer(output),
-            *((number, ctypes.c_int) for number in numbers), *NO_CHOICES,
+            *((number, ctypes.c_int) for number in numbers), *NO_CHOICES, *((each, None) for each in zeros),
         ), resident=1,
     )  # fmt: skip
     return output

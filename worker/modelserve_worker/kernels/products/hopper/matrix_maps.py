@@ -39,6 +39,22 @@ def tiled_maps(matrix: Int4Tiles | Nvfp4Tiles, rows: int, blocks: int) -> tuple[
     return words, scale_map(matrix.scales, outputs, matrix.scales.shape[1], rows, blocks)
 
 
+def zero_maps(matrix: Int4Tiles | Nvfp4Tiles, rows: int, blocks: int) -> tuple[Any, ...]:
+    """Of zero points, those of two groups in a byte, and two bytes copied as one scale; none where there are none."""
+    zeros = matrix.zero_points if isinstance(matrix, Int4Tiles) else None
+    if zeros is None:
+        return ()
+    return (scale_map(zeros, matrix.rows // 2, zeros.shape[-2], rows // 2, blocks),)
+
+
+def scale_stage_bytes(rows: int, scales: int, *, nvfp4: bool, zeros: bool) -> int:
+    """Of both halves of a stage: scales of so many rows, and of INT4 zero points, two in a byte, in whole 128 bytes."""
+    of_half = -(-rows * scales * (1 if nvfp4 else 2) // 128) * 128
+    if zeros:
+        of_half += -(-rows * ((scales + 1) // 2) // 128) * 128
+    return 2 * of_half
+
+
 def scale_map(scales: Tensor, outputs: int, of_block: int, rows: int, blocks: int) -> Any:
     """Of two bytes, [groups of inputs, outputs], of which a block has `of_block`; as they lie, not swizzled."""
     of_row = 2 * outputs

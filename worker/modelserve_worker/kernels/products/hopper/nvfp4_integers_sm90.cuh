@@ -127,10 +127,4 @@ __device__ __forceinline__ void consume(float (&sums)[4], const unsigned char* m
 }
 
 // Lanes that have the same row's sums of other groups add them.
-__device__ __forceinline__ void all_groups(float (&sums)[4]) {
-#pragma unroll
-  for (float& sum : sums) {
-    if (ROWS == 1) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-  }
-}
+__device__ __forceinline__ void all_groups(float (&sums)[4]) { add_sets(sums); }
