@@ -13,6 +13,8 @@ from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
 from modelserve.model.weight_format import ScaleType, TextLinear, WeightFormat, dense_format, int4
 from modelserve.sizing.backends.launches import decode_launches, layer_calls, layer_launches
+from modelserve.sizing.backends.products import DENSE_PRODUCTS
+from modelserve.sizing.backends.registry import Matrix
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import HEAD, LIBRARY, Backend, Choice, KernelTable, Operation
 from modelserve.sizing.kernel_buffers import kernel_buffers
@@ -126,12 +128,25 @@ def test_products_by_format_and_gpu(gpu: int, weights: WeightFormat, expected: l
     assert ranges(found) == [(most, kernels.strip()) for most, kernels in expected]
 
 
+@pytest.mark.parametrize(("symmetric", "kernel"), [(True, "integer_rows"), (False, "int4_product")])
+def test_zero_points_want_rows_that_hoppers_copy_engine_reads(symmetric: bool, kernel: str) -> None:
+    for outputs, expected in ((1000, kernel), (1008, "integer_rows")):
+        matrix = Matrix(TextLinear.DOWN, outputs, 2048, int4(32, symmetric=symmetric), 90)
+        assert next(each.name for each in DENSE_PRODUCTS if each.takes(matrix)) == expected
+
+
 @pytest.mark.parametrize(
-    ("weights", "kernel"), [(int4(32), "linear_int4"), (int4(32, symmetric=False), "int4_dequantise")]
+    ("quantised", "kernel"),
+    [
+        (int4(32, symmetric=False), "int4_product"),
+        (WeightFormat(stored="nvfp4", scales="group", group_size=16), "nvfp4_product"),
+    ],
 )
-def test_zero_points_want_rows_that_hoppers_copy_engine_reads(weights: WeightFormat, kernel: str) -> None:
-    found = table("31B", 90, weights).of(Operation.LINEAR, TextLinear.DOWN, (1000, 2048))
-    assert kernel in ranges(found)[-1][1]
+def test_halves_of_gated_matrices_begin_where_hoppers_copy_engine_reads(quantised: WeightFormat, kernel: str) -> None:
+    """176 outputs are two halves of 88: the bytes that the second one begins with are no multiple of 16 behind."""
+    for outputs, expected in ((176, kernel), (192, "integer_rows")):
+        matrix = Matrix(TextLinear.GATE_UP, outputs, 2048, quantised, 90)
+        assert next(each.name for each in DENSE_PRODUCTS if each.takes(matrix)) == expected
 
 
 @pytest.mark.parametrize(("gpu", "ranks", "gate_up", "down"), [

@@ -111,7 +111,7 @@ def test_products_are_near_float64_and_the_same_bits_at_every_launch(
         for options, wanted, limit in (
             ({}, expected, 4e-3),
             ({"split": True}, expected, 4e-3),
-            ({"gated": True}, opened, 8e-3),
+            *([({"gated": True}, opened, 8e-3)] if not zeros or outputs % 32 == 0 else []),
         ):
             output = linear_int4_sm90.int4_product(x, int4, shared=shared, **options)
             whole = output.double().sum(0) if output.dim() == 3 else output.double()

@@ -45,6 +45,7 @@ GROUPED_EXPERTS = 256  # at most
 GROUPED_DENSE_ROWS, GROUPED_DENSE_TILES = 256, 64
 CHOSEN_ROWS, CHOSEN_SLOTS = 8, 64  # rows, and choices of experts of theirs, that `chosen_rows` takes
 SCALE_ROWS = 16  # a multiple of which Hopper's copy engine reads NVFP4's scales of, and zero points
+_GATED = (TextLinear.GATE_UP, TextLinear.EXPERT_GATE_UP)
 SCALED_MULTIPLE = 16  # outputs that PyTorch's scaled product takes
 
 
@@ -85,11 +86,13 @@ def _hopper_takes(matrix: Matrix, stored: StoredType, *, whole: int = BOX_INPUTS
 
 
 def _hopper_takes_tiles(matrix: Matrix) -> bool:
-    """INT4 or NVFP4. Scales of a byte and zero points lie in rows that the copy engine reads: of whole 16 bytes."""
+    """INT4 or NVFP4. Scales of a byte and zero points lie in rows that the copy engine reads: of whole 16 bytes, which
+    each half of a gated matrix begins with."""
     if not (_hopper_takes(matrix, StoredType.INT4) or _hopper_takes(matrix, StoredType.NVFP4)):
         return False
     symmetric_int4 = matrix.stored is StoredType.INT4 and matrix.quantised is not None and matrix.quantised.symmetric
-    return symmetric_int4 or matrix.outputs % SCALE_ROWS == 0
+    halves = 2 if matrix.linear in _GATED else 1
+    return symmetric_int4 or matrix.outputs % (halves * SCALE_ROWS) == 0
 
 
 def _int8_few(matrix: Matrix) -> bool:
