@@ -128,7 +128,7 @@ def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
 @pytest.mark.parametrize("kernel", [
     IntegerKernel(352, 1, 1, 8, 21, gated=True), IntegerKernel(128, 2, 2, 8, 22, gated=False),
     IntegerKernel(128, 2, 2, 1, 84, gated=False), IntegerKernel(64, 4, 2, 8, 40, gated=True),
-    IntegerKernel(352, 1, 2, 8, 21, gated=True, zeros=True, placed=True),
+    IntegerKernel(352, 1, 2, 8, 21, gated=True, zeros=True),
 ], ids=str)  # fmt: skip
 def test_the_hopper_kernel_of_integers_fits_its_registers_and_shared_memory(
     kernel: IntegerKernel, tmp_path: Path

@@ -71,18 +71,14 @@ def exact(x: Tensor, matrix: Matrix, *, gated: bool) -> Tensor:
         ("int4", 96, 2, False, 1, 96, 1024, 1),
         ("int4", 352, 1, True, 1, 352, 512, 1),
         ("int4 float16", 64, 8, False, 1, 200, 1728, 2),
-        ("int4 float16", 128, 8, False, 3, 256, 1536, 4),
+        ("int4 float16", 128, 4, False, 3, 256, 1536, 4),
         ("int4 float16", 96, 2, True, 1, 192, 1024, 1),
-        ("int4 placed", 64, 8, False, 1, 200, 1728, 2),
-        ("int4 placed float16", 128, 4, False, 3, 256, 1536, 4),
-        ("int4 placed", 96, 2, True, 1, 192, 1024, 1),
-        ("int4 placed", 352, 1, True, 1, 352, 512, 1),
-        ("int4 zeros placed", 64, 8, False, 1, 208, 1728, 2),
-        ("int4 zeros placed float16", 128, 8, False, 3, 256, 1536, 4),
-        ("int4 zeros placed", 64, 4, True, 1, 256, 1024, 3),
-        ("int4 zeros placed float16", 96, 2, False, 1, 96, 1024, 1),
-        ("int4 zeros placed", 352, 1, True, 1, 352, 512, 1),
-        ("int4 zeros placed", 128, 2, False, 3, 240, 1536, 4),
+        ("int4 zeros", 64, 8, False, 1, 208, 1728, 2),
+        ("int4 zeros float16", 128, 8, False, 3, 256, 1536, 4),
+        ("int4 zeros", 64, 4, True, 1, 256, 1024, 3),
+        ("int4 zeros float16", 96, 2, False, 1, 96, 1024, 1),
+        ("int4 zeros", 352, 1, True, 1, 352, 512, 1),
+        ("int4 zeros", 128, 2, False, 3, 240, 1536, 4),
         ("nvfp4", 64, 16, False, 1, 208, 1728, 2),
         ("nvfp4", 128, 16, False, 3, 256, 1536, 4),
         ("nvfp4", 96, 16, True, 1, 192, 1024, 1),
@@ -106,7 +102,7 @@ def test_emulated_near_float64(
     tiles = -(-inputs // (of_block * blocks * parts)) * blocks
     kernel = IntegerKernel(
         tile, blocks, rows, scales, tiles, gated, parts, nvfp4=stored == "nvfp4", int8=stored == "int8",
-        half_scales=half, zeros=zeros, placed="placed" in stored,
+        half_scales=half, zeros=zeros,
     )  # fmt: skip
     library = emulated_integer_rows.library_of(kernel, tmp_path)
     sizes = 2.0 ** torch.arange(-8.0, 8.0).repeat_interleave(inputs // 16 + 1)[:inputs]
@@ -146,7 +142,7 @@ def test_emulated_int8_of_groups_near_float64(
 @pytest.mark.parametrize(("scales", "zeros"), [(8, False), (8, True), (0, False)])
 def test_emulated_what_is_no_number_keeps_to_its_row(scales: int, zeros: bool, tmp_path: Path) -> None:
     matrix = int4(64, 512, 8, zeros=zeros) if scales else int8(64, 512)
-    kernel = IntegerKernel(64, 4, 2, scales, 4, gated=False, int8=not scales, zeros=zeros, placed=zeros)
+    kernel = IntegerKernel(64, 4, 2, scales, 4, gated=False, int8=not scales, zeros=zeros)
     library, x = emulated_integer_rows.library_of(kernel, tmp_path), torch.randn(2, 512).bfloat16()
     expected = exact(x[:1], matrix, gated=False)[0]
     for broken in (torch.nan, torch.inf, -torch.inf):

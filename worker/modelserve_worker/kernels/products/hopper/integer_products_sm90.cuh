@@ -4,14 +4,6 @@
 
 #include "integer_mma_sm90.cuh"
 
-// Four words of eight nibbles -> their first bytes, their second ones, and so on.
-__device__ __forceinline__ void transpose_bytes(u32 (&to)[4], uint4 words) {
-  const u32 a = __byte_perm(words.x, words.y, 0x5140), b = __byte_perm(words.z, words.w, 0x5140);
-  const u32 c = __byte_perm(words.x, words.y, 0x7362), d = __byte_perm(words.z, words.w, 0x7362);
-  to[0] = __byte_perm(a, b, 0x5410), to[1] = __byte_perm(a, b, 0x7632);
-  to[2] = __byte_perm(c, d, 0x5410), to[3] = __byte_perm(c, d, 0x7632);
-}
-
 // Eight inputs of a lane: 256 * high + low, times `unit`, which its neighbours have in common; `sum` of 32 integers.
 struct Integers {
   uint2 high, low;

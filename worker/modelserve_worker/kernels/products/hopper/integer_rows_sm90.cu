@@ -21,17 +21,13 @@
 // it; GATED: whether the second half of a tile holds the rows that those of the first, after GELU, are multiplied with;
 // SPLIT: 0 or 1; STAGES; NVFP4: whether elements are e2m1, with scales of a byte, and rows have scales of their own; INT8:
 // whether elements take a byte and a block is of 128 inputs, of which SCALES are, or 0 where rows have scales;
-// HALF_SCALES: of INT4 and INT8, whether they are float16; ZEROS: whether INT4's groups have zero points, else 8; PLACED,
-// of INT4: whether int4_columns_sm90.cuh multiplies.
+// HALF_SCALES: of INT4 and INT8, whether they are float16; ZEROS: whether INT4's groups have zero points, else 8.
 
 #ifndef NVFP4
 #define NVFP4 0
 #endif
 #ifndef INT8
 #define INT8 0
-#endif
-#ifndef PLACED
-#define PLACED 0
 #endif
 #define ROW_SCALES (NVFP4 || SCALES == 0)
 #define SCALES_OF_BLOCK SCALES
@@ -66,7 +62,6 @@ constexpr int BARRIERS_AT = SUMS_AT + (GROUPS - 1) * GROUP * 16;
 static_assert(STAGES >= 2, "a stage is held until the next has come");
 static_assert(BARRIERS_AT + Stages<STAGES>::BYTES == SHARED_BYTES, "");
 static_assert(ROWS == 1 || ROWS == 2, "columns of products are of four rows at most");
-static_assert(!ZEROS || PLACED, "");
 
 enum Barrier { SUMS_FULL = 1, SUMS_FREE, X_READ, X_WRITTEN };
 
@@ -88,8 +83,6 @@ __device__ __forceinline__ void add_sets(float (&sums)[4]) {
 #include "nvfp4_integers_sm90.cuh"
 #elif INT8
 #include "int8_integers_sm90.cuh"
-#elif PLACED
-#include "int4_columns_sm90.cuh"
 #else
 #include "int4_integers_sm90.cuh"
 #endif

@@ -32,7 +32,6 @@ from modelserve_worker.kernels.products.linear_tiles import empty_product
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles
 
 _BARRIER_BYTES = 2 * 8
-SYMMETRIC_PLACED = False  # whether symmetric INT4's words are multiplied as they are, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class IntegerKernel:
 
     `blocks` of 256 inputs, of INT8 128, with `scales` each, in a stage, one for each group of warps. `tiles`: of so
     many inputs that x has, or one of `parts` of it that are multiplied apart, in whole stages. `half_scales`: of INT4
-    and INT8, they are float16. `zeros`: INT4's groups have zero points. `placed`: its words are multiplied as they are.
+    and INT8, they are float16. `zeros`: INT4's groups have zero points.
     """
 
     tile: int
@@ -55,7 +54,6 @@ class IntegerKernel:
     int8: bool = False
     half_scales: bool = False
     zeros: bool = False
-    placed: bool = False
 
     @property
     def consumers(self) -> int:
@@ -89,7 +87,6 @@ class IntegerKernel:
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
             **({"NVFP4": 1} if self.nvfp4 else {}), **({"INT8": 1} if self.int8 else {}),
             **({"HALF_SCALES": 1} if self.half_scales else {}), **({"ZEROS": 1} if self.zeros else {}),
-            **({"PLACED": 1} if self.placed else {}),
         }  # fmt: skip
         stated = tuple(f"{name}={value}" for name, value in defines.items())
         return CudaSource("integer_rows_sm90.cu", "integer_rows", "sm_90a", stated, self.shared_bytes)
@@ -114,7 +111,6 @@ def kernel_for(
     return IntegerKernel(
         division.tile, division.blocks, bucket, scales, tiles, gated, division.parts, nvfp4, int8,
         half_scales=matrix.scales.dtype is torch.float16, zeros=zeros,
-        placed=zeros or (SYMMETRIC_PLACED and isinstance(matrix, Int4Tiles)),
     )  # fmt: skip
 
 
