@@ -60,6 +60,8 @@ from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogpr
 IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, on the device; -1 - j: its j-th draft
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
 
+NOT_IN_A_RING = -1
+
 BY_LENGTH = -1  # in ScheduledBatch.generated: segments of few rows are attended to as decodes, whatever they are
 
 Int32Array = NDArray[np.int32]
@@ -130,11 +132,13 @@ class HostCopy(NamedTuple):
 
 
 class PageCheck(NamedTuple):
-    """Say whether one of the first `rows` rows of page `page` is not finite, in any layer of its kind."""
+    """Say whether one of `rows` rows of page `page` is not finite, in any layer of its kind: of the first ones. Of a
+    page in a drafter's ring: of those from `ring_row` on, and behind the page's last one from its first one on."""
 
     kind: LayerKind
     page: int
     rows: int
+    ring_row: int = NOT_IN_A_RING
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ import torch
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype
-from modelserve_worker.batch import PageMove, draft_stored_from
+from modelserve_worker.batch import HostCopy, PageCheck, PageMove, draft_stored_from
+from modelserve_worker.cache.host_memory import HostMemory
 from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.cache.kv_stamps import FULL_DRAFT_LAYERS, WINDOW_DRAFT_LAYERS
 from modelserve_worker.step.block_tables import BlockTables, context_entries, table_entries
 
 CPU = torch.device("cpu")
@@ -98,3 +100,66 @@ def test_a_chunk_stores_no_row_over_another(geometry: CacheGeometry) -> None:
         first = draft_stored_from(draft, end)
         assert first == max(0, end - draft.kept_tokens)
         assert end - first <= draft.ring_tokens
+
+
+def test_rows_of_drafts_that_are_no_numbers_are_found(geometry: CacheGeometry) -> None:
+    """Of full layers with the model's rows of the page; of a ring among rows of two rounds, those named alone."""
+    draft = geometry.draft
+    assert draft is not None
+    cache = KVCache(geometry, 1 << 20, device=CPU)
+    cache.arena.zero_()
+    rows = cache.page_rows(LayerKind.GLOBAL, range(6)).tolist()
+    cache.full_draft_planes(1)["k"][rows[1], 1, 20, 3] = torch.nan
+    size = draft.page_tokens
+    cache.window_draft_planes(2)["v"][rows[3], 0, size - 1, 0] = torch.inf
+    cache.window_draft_planes(0)["k"][rows[4], 1, 5, 0] = torch.nan
+    kind, newest = LayerKind.GLOBAL, 4  # rows from size - 4 on, and the first `newest`
+    checks = [
+        PageCheck(kind, 0, 64), PageCheck(kind, 1, 20), PageCheck(kind, 1, 21),
+        PageCheck(kind, 3, 4 + newest, size - 4), PageCheck(kind, 3, size - 2, 1), PageCheck(kind, 3, size - 1, 0),
+        PageCheck(kind, 4, 4 + newest, size - 4), PageCheck(kind, 4, 4 + newest + 2, size - 4),
+    ]  # fmt: skip
+    assert cache.unsound(checks).tolist() == [False, False, True, True, False, False, False, True]
+
+
+def test_stamps_of_drafts_go_with_their_page_and_end_with_its_use(geometry: CacheGeometry) -> None:
+    draft = geometry.draft
+    assert draft is not None
+    cache = KVCache(geometry, 1 << 20, device=CPU, debug_stamps=True)
+    stamps, (model, *_) = cache.stamps, geometry.global_page.layers
+    assert stamps is not None
+    source, destination = cache.page_rows(LayerKind.GLOBAL, [1, 4]).tolist()
+    window, full, tokens = WINDOW_DRAFT_LAYERS + 2, FULL_DRAFT_LAYERS + 1, draft.page_tokens
+
+    def slot(row: int, token: int, of: int) -> torch.Tensor:
+        return torch.tensor([row * of + token])
+
+    stamps.write(window, slot(source, tokens - 1, tokens), torch.tensor([77]))
+    cache.move([PageMove(LayerKind.GLOBAL, 1, 4)])
+    assert stamps.read_slots(window, slot(destination, tokens - 1, tokens)).tolist() == [77]
+    stamps.write(full, slot(destination, 3, 64), torch.tensor([5]))
+    stamps.write(model, slot(destination, 3, 64), torch.tensor([6]))
+    assert stamps.read_slots(window, slot(destination, tokens - 1, tokens)).tolist() == [-1], "it is of no ring now"
+    assert stamps.read_slots(full, slot(destination, 3, 64)).tolist() == [5]
+    stamps.write(window, slot(destination, 0, tokens), torch.tensor([8]))
+    assert stamps.read_slots(full, slot(destination, 3, 64)).tolist() == [-1]
+    assert stamps.read_slots(model, slot(destination, 3, 64)).tolist() == [-1]
+
+
+def test_rows_of_drafts_come_back_from_host_memory_bit_for_bit(geometry: CacheGeometry) -> None:
+    cache = KVCache(geometry, 1 << 20, device=CPU, debug_stamps=True)
+    cache.arena.random_(0, 256)
+    memory = HostMemory(cache, 1 << 20)
+    memory._pin_all()
+    row, tokens = int(cache.page_rows(LayerKind.GLOBAL, [2])[0]), cache.window_draft_planes(0)["k"].shape[2]
+    before = [cache.window_draft_planes(i)["k"][row].clone() for i in range(3)]
+    assert cache.stamps is not None
+    cache.stamps.write(WINDOW_DRAFT_LAYERS, torch.tensor([row * tokens]), torch.tensor([3]))
+    memory._copy([HostCopy(LayerKind.GLOBAL, 2, 5)], to_host=True)
+    cache.arena.zero_()
+    cache.stamps.write(WINDOW_DRAFT_LAYERS, torch.tensor([row * tokens]), torch.tensor([4]))
+    memory._copy([HostCopy(LayerKind.GLOBAL, 2, 5)], to_host=False)
+    after = [cache.window_draft_planes(i)["k"][row] for i in range(3)]
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one.view(torch.int16), other.view(torch.int16))
+    assert cache.stamps.read_slots(WINDOW_DRAFT_LAYERS, torch.tensor([row * tokens])).tolist() == [3]

@@ -21,6 +21,7 @@ from modelserve_worker.request import FinishReason, Request, SamplingParams
 from modelserve_worker.runner.launched_step import CheckedStep
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.pages.page_checks import CheckedRows
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.startup.replica import launch
@@ -131,7 +132,9 @@ def test_what_any_rank_finds_is_told(tmp_path: Path, geometry_of) -> None:
     cache.arena.zero_()
     runner = GPUModelRunner(model, cache, max_num_batched_tokens=512, max_num_seqs=4, max_model_len=400)
     scheduler = Scheduler(LIMITS, geometry, cache.pool_bytes, prefix_caching=True)
-    scheduler.prefixes.cache.checks._due = dict.fromkeys(scheduler.arena.allocate_kept(LayerKind.GLOBAL, 3), 64)
+    scheduler.prefixes.cache.checks._due = dict.fromkeys(
+        scheduler.arena.allocate_kept(LayerKind.GLOBAL, 3), CheckedRows(0, 64)
+    )
     batch = scheduler.schedule()
     assert batch is not None
     poison(cache, LayerKind.GLOBAL, 0, 5)

@@ -58,7 +58,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         stores=tuple(HostCopy(list(LayerKind)[i % 2], i, 7 * i) for i in range(moves)),
         loads=tuple(HostCopy(list(LayerKind)[i % 2], i, 9 * i) for i in range(2 * moves)),
         loads_awaited=moves,
-        checks=tuple(PageCheck(list(LayerKind)[i % 2], i, 1 + 5 * i) for i in range(moves)),
+        checks=tuple(PageCheck(list(LayerKind)[i % 2], i, 1 + 5 * i, i % 3 - 1) for i in range(moves)),
         generated=rows - 1,
         asked=rows + 1,
         spans=SpanRows(*(words(moves) for _ in range(5))) if moves else NO_SPANS,

@@ -5,19 +5,21 @@ layer). Requests may read each other's rows where their texts are the same, and 
 and those behind it write is nobody's. The device knows pages from its own block tables alone, which it fills from the
 updates that steps bring. Executing a step follows the rules of modelserve_worker.batch layer by layer, and asserts that
 attention reads exactly the rows it is permitted to: those of its own text, position and producing layer, in the whole
-window and nowhere else.
+window and nowhere else. Where a drafter has rows of its own, each step finds those that a draft would read behind it,
+and a decode those that one would read before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 from stamped_host import StampedHost
 
 from modelserve.model.architecture import LayerKind
+from modelserve.sizing.draft_pages import DraftCache, DraftPages
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, PageSpec
 from modelserve_worker.batch import (
     IN_FLIGHT,
@@ -25,12 +27,14 @@ from modelserve_worker.batch import (
     SampledTokens,
     ScheduledBatch,
     TableUpdates,
+    draft_stored_from,
     spare_from,
     stored_from,
 )
 
 POSITION_BITS, LAYER_BITS = 16, 6
 NONSENSE = -2  # what a request says after a failed step
+FULL_DRAFTS, WINDOW_DRAFTS = 40, 52  # numbers of a drafter's layers in stamps
 
 
 @dataclass(frozen=True)
@@ -50,20 +54,39 @@ class StampedModel:
         return max(layer for layer in range(len(self.kinds)) if self.producer(layer) == producer)
 
     def geometry(
-        self, *, window: int, global_tokens: int, sliding_tokens: int, global_row: int, sliding_row: int
+        self,
+        *,
+        window: int,
+        global_tokens: int,
+        sliding_tokens: int,
+        global_row: int,
+        sliding_row: int,
+        draft: DraftCache | None = None,
+        drafts: int = 0,
+        first_ring_entry: int = 0,
     ) -> CacheGeometry:
-        """Pages of `..._tokens` rows of `..._row` bytes per layer."""
+        """Pages of `..._tokens` rows of `..._row` bytes per layer, with what a drafter wants that proposes at most
+        `drafts` tokens."""
 
         def page(kind: LayerKind, tokens: int, row: int) -> PageSpec:
             owners = range(len(self.kinds) - self.shared)
             return PageSpec(kind, tokens, tuple(i for i in owners if self.kinds[i] is kind), (), tokens * row)
 
+        global_page, pages = page(LayerKind.GLOBAL, global_tokens, global_row), None
+        if draft is not None:
+            pages = DraftPages.of(
+                draft, ranks=1, target_bytes=global_page.page_bytes, global_tokens=global_tokens,
+                sliding_tokens=sliding_tokens, sliding_window=window, most_drafts=drafts,
+                first_ring_entry=first_ring_entry, token_multiple=1,
+            )  # fmt: skip
+            global_page = replace(global_page, draft_bytes=pages.page_bytes - global_page.page_bytes)
         return CacheGeometry(
-            global_page=page(LayerKind.GLOBAL, global_tokens, global_row),
+            global_page=global_page,
             sliding_page=page(LayerKind.SLIDING, sliding_tokens, sliding_row),
             window=window,
             dtype=KVCacheDtype.BFLOAT16,
             layout=KVCacheLayout.KV,
+            draft=pages,
         )
 
 
@@ -138,7 +161,7 @@ class StampedDevice:
         self.tables = {
             kind: BlockTable(slots, entries, pool_bytes // (geometry.page(kind).page_bytes or pool_bytes + 1))
             for kind, entries in (
-                (LayerKind.GLOBAL, geometry.global_pages(longest)),
+                (LayerKind.GLOBAL, global_entries(geometry, longest)),
                 (LayerKind.SLIDING, geometry.sliding_table_entries),
             )
         }
@@ -194,11 +217,18 @@ class StampedDevice:
             self.advance(slot, end, tokens, samples)
             right_end = end if slot.lost else slot.next_position
             steps.append(_Share(self, slot, row, start, end, spare_row, right_end))
+        for step in steps:
+            if step.end - step.start <= 1 + self.drafts:  # a chunk's pages are those that are needed behind it
+                step.read_drafts(step.start)
         for layer, kind in enumerate(self.model.kinds):
             if kind is LayerKind.GLOBAL:
                 self._global_layer(layer, steps)
             else:
                 self._sliding_layer(layer, steps)
+        for step in steps:
+            step.write_drafts()
+        for step in steps:
+            step.read_drafts(step.right_end)
         drawing = [(step, samples) for step, samples in zip(steps, batch.drawn.tolist(), strict=True) if samples]
         sampled = [step.sample(samples) for step, samples in drawing]
         tokens = np.array([token for each in sampled for token in each], dtype=np.int32)
@@ -321,6 +351,12 @@ class StampedDevice:
         return slice(start, start + size)
 
 
+def global_entries(geometry: CacheGeometry, longest: int) -> int:
+    """Of a slot's global table, a drafter's ring included."""
+    ring = 0 if geometry.draft is None else geometry.draft.first_ring_entry + geometry.draft.ring_entries
+    return max(geometry.global_pages(longest), ring)
+
+
 class _Share:
     """One request's share of a step: byte addresses, in the first layer block, of the rows it reads and writes."""
 
@@ -331,6 +367,7 @@ class _Share:
         self.start, self.end, self.right_end = start, end, right_end
         geometry = device.geometry
         few = device.drafts > 0 and end - start <= 1 + device.drafts  # which are stored whole, before they attend
+        self.few = few
         self.commits_first = few or end - start <= device.commit_first
         if geometry.global_page.layers:
             self.global_rows = self._addresses(LayerKind.GLOBAL, np.arange(end))
@@ -373,6 +410,47 @@ class _Share:
     def read_sliding(self, layer: int) -> None:
         self._read(LayerKind.SLIDING, layer, self.sliding_old, self.old_positions)
 
+    def write_drafts(self) -> None:
+        """Those of full layers all, those of window layers as far as the ring keeps them."""
+        draft = self.device.geometry.draft
+        if draft is None:
+            return
+        self._each_draft(self._write_at, self.start, self.end, full=True)
+        stored = self.start if self.few else max(self.start, draft_stored_from(draft, self.end))
+        self._each_draft(self._write_at, stored, self.end, full=False)
+
+    def read_drafts(self, anchor: int) -> None:
+        """What a draft reads whose anchor is there."""
+        draft = self.device.geometry.draft
+        if draft is not None and not self.slot.lost:
+            self._each_draft(self._read_at, 0, anchor, full=True)
+            self._each_draft(self._read_at, max(0, anchor - draft.window), anchor, full=False)
+
+    def _each_draft(
+        self, touch: Callable[[int, np.ndarray, np.ndarray], None], first: int, end: int, *, full: bool
+    ) -> None:
+        draft, spec, positions = self.device.geometry.draft, self.device.geometry.global_page, np.arange(first, end)
+        assert draft is not None
+        if full and draft.full_layers:
+            rows = self._page_rows(positions // spec.page_tokens, positions % spec.page_tokens, draft.row_bytes)
+            for layer in range(draft.full_layers):
+                start = draft.full_offset_bytes + layer * draft.layer_bytes
+                touch(FULL_DRAFTS + layer, rows + start, positions)
+        elif not full and draft.window_layers:
+            entries = draft.first_ring_entry + positions // draft.page_tokens % draft.ring_entries
+            rows = self._page_rows(entries, positions % draft.page_tokens, draft.row_bytes)
+            for layer in range(draft.window_layers):
+                touch(WINDOW_DRAFTS + layer, rows + layer * draft.ring_layer_bytes, positions)
+
+    def _page_rows(self, entries: np.ndarray, tokens: np.ndarray, size: int) -> np.ndarray:
+        """Addresses [positions, row bytes] in the first layer block, by entries of the global table."""
+        table, page_bytes = self.device.tables[LayerKind.GLOBAL], self.device.geometry.global_page.page_bytes
+        if not self.slot.lost:
+            assert table.named[self.row, entries].all(), "entries of a drafter that no update named"
+        starts = len(self.device.memory) - (table.pages[self.row, entries] + 1) * page_bytes
+        assert len(starts) == 0 or (starts.min() >= 0 and starts.max() + page_bytes <= len(self.device.memory))
+        return (starts + tokens * size)[:, None] + np.arange(size)
+
     def _addresses(self, kind: LayerKind, positions: np.ndarray, *, row: int | None = None) -> np.ndarray:
         """Addresses [positions, row bytes], by the block table of its slot, or of another `row`."""
         row = self.row if row is None else row
@@ -402,11 +480,16 @@ class _Share:
         return spec.layers.index(layer) * spec.layer_bytes
 
     def _write(self, kind: LayerKind, layer: int, rows: np.ndarray, positions: np.ndarray) -> None:
-        self.device.memory[rows + self._block(kind, layer)] = self._stamps(layer, positions)
+        self._write_at(layer, rows + self._block(kind, layer), positions)
+
+    def _write_at(self, layer: int, rows: np.ndarray, positions: np.ndarray) -> None:
+        self.device.memory[rows] = self._stamps(layer, positions)
 
     def _read(self, kind: LayerKind, layer: int, rows: np.ndarray, positions: np.ndarray) -> None:
-        if self.slot.lost:
-            return
-        found, wanted = self.device.memory[rows + self._block(kind, layer)], self._stamps(layer, positions)
+        if not self.slot.lost:
+            self._read_at(layer, rows + self._block(kind, layer), positions)
+
+    def _read_at(self, layer: int, rows: np.ndarray, positions: np.ndarray) -> None:
+        found, wanted = self.device.memory[rows], self._stamps(layer, positions)
         assert (found == wanted).all(), f"layer {layer} of {self.slot.request_id} read rows that are not its own"
         self.device.rows_read += len(positions)

@@ -25,10 +25,17 @@ class HostTraffic(Traffic):
     shortest, recent, cached_failures = 30, 16, 0.1  # rows worth a restore, of requests that the pool has forgotten
 
     def __init__(
-        self, seed: int, seen: Counter[str], *, breaks: bool, drafting: bool = False, ignore_awaited: bool = False
+        self,
+        seed: int,
+        seen: Counter[str],
+        *,
+        breaks: bool,
+        drafting: bool = False,
+        draft_rows: bool = False,
+        ignore_awaited: bool = False,
     ) -> None:
         self.now_s = 0.0
-        super().__init__(seed, seen, prefix_caching=True, drafting=drafting)
+        super().__init__(seed, seen, prefix_caching=True, drafting=drafting, draft_rows=draft_rows)
         self.host = self.device.host = StampedHost(
             self.device.memory, self.device.page, self.random, ignore_awaited=ignore_awaited
         )

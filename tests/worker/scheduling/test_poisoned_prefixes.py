@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from prefix_sessions import MODEL, Sessions, text
 
+from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, PageCheck, SampledTokens, ScheduledBatch
 from modelserve_worker.request import FinishReason, Request, RequestOutput
 
@@ -19,8 +20,8 @@ DAMAGED = text(9, 5)  # a request with these tokens has no numbers, for reasons 
 class Damaged(Sessions):
     """Requests that end with DAMAGED have no numbers; nor have those that read a page whose number is in `poisoned`."""
 
-    def __init__(self, **fields: object) -> None:
-        super().__init__(GEOMETRY, stamped=False, longest=3_000, **fields)  # type: ignore[arg-type]
+    def __init__(self, geometry: CacheGeometry = GEOMETRY, **fields: object) -> None:
+        super().__init__(geometry, stamped=False, longest=3_000, **fields)  # type: ignore[arg-type]
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.checks: list[PageCheck] = []
         self.poisoned: Collection[int] = ()  # numbers of global pages

@@ -14,6 +14,7 @@ from step_times import AnyDraftTime
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
+from modelserve.sizing.draft_pages import DraftCache
 from modelserve_worker.batch import NOT_A_NUMBER, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
@@ -63,7 +64,7 @@ class Traffic:
     """One engine with random limits. Every arrival, abort, launch, answer and failure is a step, after which the bytes
     are recounted. `seen` counts what happened. Faults are those of the device, and `commit_first_error`, the tokens by
     which it exceeds what may be written before attention. With `prefix_caching` most requests begin like another one,
-    with `drafting` up to 3 tokens are proposed at a time.
+    with `drafting` up to 3 tokens are proposed at a time, with `draft_rows` by a drafter with rows of its own.
     """
 
     shortest = 3  # maxModelLen
@@ -77,12 +78,13 @@ class Traffic:
         *,
         prefix_caching: bool,
         drafting: bool = False,
+        draft_rows: bool = False,
         commit_first_error: int = 0,
         **faults: Any,
     ) -> None:
         self.random = random = Random(seed)
         self.seen = seen
-        model = random.choice(MODELS)
+        model = random.choice([each for each in MODELS if G in each.kinds or not draft_rows])
         drafts = random.randint(1, 3) if drafting else 0
         self.geometry = model.geometry(
             window=random.randint(1, 9),
@@ -90,6 +92,7 @@ class Traffic:
             sliding_tokens=random.randint(1 + drafts, 3 + drafts),
             global_row=random.randint(1, random.choice([2, 9])),
             sliding_row=random.randint(1, random.choice([2, 9])),
+            **(a_drafter(random, drafts) if draft_rows else {}),
         )
         self.max_model_len = random.randint(self.shortest, 60)
         budget = random.randint(1, random.choice([4, 16]))
@@ -271,6 +274,16 @@ class Traffic:
             else:
                 assert EOS not in client.received
                 assert len(client.received) < full
+
+
+def a_drafter(random: Random, drafts: int) -> dict[str, Any]:
+    """Of the geometry: a drafter with rows of its own, of which one kind of layers may be wanting."""
+    full, window = random.choice([(1, 1), (0, 2), (2, 1), (1, 2), (2, 0)])
+    draft = DraftCache(
+        full, window, random.choice([1, 5, 20, 40]) if window else 0, kv_heads=1, head_dim=random.randint(1, 3),
+        v_only=True, element_bytes=1,
+    )  # fmt: skip
+    return {"draft": draft, "drafts": drafts, "first_ring_entry": 60 + random.choice([0, 1, 7])}
 
 
 def run(*, examples: int, prefix_caching: bool = False, **faults: Any) -> Counter[str]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry, PageSpec, Plane
-from modelserve_worker.batch import PageCheck, PageMove
+from modelserve_worker.batch import NOT_IN_A_RING, PageCheck, PageMove
 from modelserve_worker.cache.kv_stamps import KVStamps
 from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, storage_dtype
 
@@ -146,7 +146,7 @@ class KVCache:
         """Which of these pages have, among the rows named, one that is not finite: bool [checks], on the device."""
         found = torch.zeros(len(checks), dtype=torch.bool, device=self.arena.device)
         for kind in LayerKind:
-            which = [index for index, check in enumerate(checks) if check.kind is kind]
+            which = [i for i, check in enumerate(checks) if check.kind is kind and check.ring_row == NOT_IN_A_RING]
             spec, layers = self.geometry.page(kind), [each for each in self._layers.values() if each.kind is kind]
             at_once = max(1, _CHECKED_BYTES // max(1, spec.layer_bytes))
             for first in range(0, len(which), at_once):
@@ -161,7 +161,21 @@ class KVCache:
                         stored = StoredRows(layer.rows[plane][pages], None if scales is None else scales[pages])
                         finite = self.decode(stored, torch.float32).isfinite().all(-1).all(1)
                         found[some] |= (~finite & counted).any(-1)
+                for views in self._drafts.full if kind is LayerKind.GLOBAL else ():
+                    found[some] |= _has_unsound(views, pages, counted)
+        self._look_at_rings(checks, found)
         return found
+
+    def _look_at_rings(self, checks: Sequence[PageCheck], found: Tensor) -> None:
+        """Of `checks` those of pages in drafters' rings; `found` is changed in place."""
+        for index, check in enumerate(checks):
+            if check.ring_row != NOT_IN_A_RING:
+                assert self.geometry.draft is not None, "there are no rings without a drafter"
+                tokens = self.geometry.draft.page_tokens
+                pages = torch.from_numpy(self.page_rows(check.kind, [check.page])).to(found.device)
+                counted = (torch.arange(tokens, device=found.device) - check.ring_row) % tokens < check.rows
+                for views in self._drafts.window:
+                    found[index] |= _has_unsound(views, pages, counted[None])[0]
 
     def encode(self, rows: Tensor) -> StoredRows:
         """Encode rows [..., D] in the cache's dtype."""
@@ -234,6 +248,12 @@ class KVCache:
         size = plane.heads * spec.page_tokens * plane.width * plane.element_bytes
         typed = self._pages[spec.kind][:, start : start + size].view(dtype)
         return typed.view(-1, plane.heads, spec.page_tokens, plane.width)
+
+
+def _has_unsound(views: dict[str, Tensor], pages: Tensor, counted: Tensor) -> Tensor:
+    """Which of `pages` [N], view rows, have a row that is not finite among those `counted` [N, tokens]: bool [N]."""
+    finite = torch.stack([view[pages].isfinite().all(-1).all(1) for view in views.values()]).all(0)
+    return (~finite & counted).any(-1)
 
 
 class _Stretches:

@@ -4,6 +4,11 @@ A stamp is (text, position, layer) in one int64. The text is the request alone o
 rows, its tokens up to the position. Each owning layer has a stamp per token slot of its page kind. The
 two kinds share bytes, so a write also erases the stamps of the other kind's pages that it overlaps. Everything here
 synchronises with the device: it is for tests and for hunting a fault.
+
+A drafter's layers have stamps too, by numbers behind those of a model: FULL_DRAFT_LAYERS + i and WINDOW_DRAFT_LAYERS +
+i, the latter with DraftPages.page_tokens of each global page. A page is of a ring or of a context, and a write of one
+erases the stamps of the other. What a draft reads at its anchor is what an audited query at the position before that
+one may read, of the drafter's window.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from modelserve_worker.batch import IN_FLIGHT, AdmittedRequest, ScheduledBatch
 _POSITION_BITS = 24
 _LAYER_BITS = 10
 _EMPTY = -1
+FULL_DRAFT_LAYERS, WINDOW_DRAFT_LAYERS = 768, 896
 
 
 _Numbers = NDArray[np.int64]
@@ -117,14 +123,22 @@ class KVStamps:
         self._kind = {
             layer: spec.kind for spec in (geometry.sliding_page, geometry.global_page) for layer in spec.layers
         }
+        if (draft := geometry.draft) is not None:
+            full, window = (FULL_DRAFT_LAYERS, draft.full_layers), (WINDOW_DRAFT_LAYERS, draft.window_layers)
+            for (first, count), tokens in ((full, geometry.global_page.page_tokens), (window, draft.page_tokens)):
+                for layer in range(first, first + count):
+                    pages = num_pages[LayerKind.GLOBAL]
+                    self._layers[layer] = torch.full((pages, tokens), _EMPTY, dtype=torch.int64)
+                    self._kind[layer] = LayerKind.GLOBAL
 
     def write(self, layer: int, slots: Tensor, stamps: Tensor) -> None:
         """Stamp token slots (view row * page_tokens + token) of one layer."""
         kind = self._kind[layer]
         slots = slots.cpu()
         self._layers[layer].view(-1)[slots] = stamps.cpu()
-        for row in torch.unique(slots // self._geometry.page(kind).page_tokens).tolist():
+        for row in torch.unique(slots // self._layers[layer].shape[1]).tolist():
             self._erase_other(kind, row)
+            self._erase_other_use(layer, row)
 
     def move(self, kind: LayerKind, source: int, destination: int) -> None:
         for layer, owner in self._kind.items():
@@ -162,6 +176,14 @@ class KVStamps:
         for layer, owner in self._kind.items():
             if owner is other and first <= last:
                 self._layers[layer][first : last + 1] = _EMPTY
+
+    def _erase_other_use(self, layer: int, row: int) -> None:
+        """Of a global page: what it had as one of a ring, or as none."""
+        if self._geometry.draft is not None and self._kind[layer] is LayerKind.GLOBAL:
+            in_ring = layer >= WINDOW_DRAFT_LAYERS
+            for other, kind in self._kind.items():
+                if kind is LayerKind.GLOBAL and (other >= WINDOW_DRAFT_LAYERS) != in_ring:
+                    self._layers[other][row] = _EMPTY
 
     def _start(self, kind: LayerKind) -> int:
         if kind is LayerKind.SLIDING:

@@ -102,7 +102,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         stores=_host_copies(stores),
         loads=_host_copies(loads),
         loads_awaited=int(first[1]),
-        checks=tuple(PageCheck(*check) for check in _host_copies(checks)),
+        checks=tuple(PageCheck(_KINDS[kind], *rest) for kind, *rest in checks.reshape(-1, 4).tolist()),
         generated=int(first[2]),
         asked=int(first[3]),
         spans=SpanRows(*spans.reshape(5, -1)) if len(spans) else NO_SPANS,
@@ -114,7 +114,7 @@ def _columns(updates: TableUpdates) -> tuple[Words, Words, Words]:
 
 
 def _copies(copies: Sequence[HostCopy | PageCheck]) -> Words:
-    words = [(_KINDS.index(kind), page, number) for kind, page, number in copies]
+    words = [(_KINDS.index(kind), *numbers) for kind, *numbers in copies]
     return np.array(words, dtype=np.int32).reshape(-1)
 
 

@@ -119,7 +119,8 @@ class Admission:
             geometry = self._geometry
             raise InvalidInput(
                 f"{prompt} prompt tokens and up to {request.sampling.max_tokens} new ones hold {need} bytes of cache "
-                f"({geometry.global_pages(tokens)} global pages of {geometry.global_page.page_bytes} bytes and "
+                f"({geometry.global_pages(tokens) + geometry.draft_ring_pages(tokens)} global pages of "
+                f"{geometry.global_page.page_bytes} bytes and "
                 f"{geometry.sliding_pages(tokens)} sliding pages of {geometry.sliding_page.page_bytes}), but the pool "
                 f"has {self._pool_bytes}; keep prompt and max_tokens within "
                 f"{geometry.longest_request(self._pool_bytes) + 1} tokens together",
@@ -142,7 +143,10 @@ class Admission:
         """
         geometry = self._geometry
         tokens = np.minimum(known + geometry.global_page.page_tokens, most_cached).astype(np.int64)
-        committed = -(-tokens // geometry.global_page.page_tokens) * geometry.global_page.page_bytes
+        pages = -(-tokens // geometry.global_page.page_tokens)
+        if geometry.draft is not None and geometry.draft.ring_entries:
+            pages += np.minimum(-(-tokens // geometry.draft.page_tokens), geometry.draft.ring_entries)
+        committed = pages * geometry.global_page.page_bytes
         sliding = np.minimum(-(-tokens // geometry.sliding_page.page_tokens), geometry.sliding_table_entries)
         committed += sliding * geometry.sliding_page.page_bytes
         return int(np.maximum(committed - held_bytes, 0).sum())

@@ -62,8 +62,9 @@ class PrefixReuse:
         self._due: list[tuple[RunningRequest, int, bool, bool]] = []  # who, where, whether a junction, or a turn's end
         size = geometry.global_page.page_tokens
         self._least_gap = LEAST_GAP_PAGES * size
+        # Of the model's rows alone: a drafter changes no hit.
         window_bytes = geometry.sliding_table_entries * geometry.sliding_page.page_bytes
-        token_bytes = geometry.global_page.page_bytes / size
+        token_bytes = (geometry.global_page.page_bytes - geometry.global_page.draft_bytes) / size
         worth_it = int(window_bytes / (_WINDOW_SHARE * token_bytes)) if token_bytes else 0
         self._prefixes_apart = max(self._least_gap, worth_it)
 
@@ -159,7 +160,7 @@ class PrefixReuse:
         tier."""
         if not self.tiers:
             return False
-        pages = () if hit is None else (*hit.global_pages, *hit.sliding_pages.values())
+        pages = () if hit is None else hit.pages
         cached = sum(self._geometry.page(page.kind).page_bytes for page in pages if not page.entries)
         return any(tier.holds_back(request.request_id, needed_bytes - cached) for tier in self.tiers)
 

@@ -47,11 +47,11 @@ class OutOfPagesError(Exception):
 class Page:
     """A page that somebody owns: entries (slot, index) of block tables of its kind, and `keepers` that need none.
 
-    Its number may change with any allocation. Some of its keepers may claim that its rows are nowhere else. The first
-    `sound_rows` of them were looked at, and are finite (page_checks.py).
+    Its number may change with any allocation. Some of its keepers may claim that its rows are nowhere else. Those that
+    are `sound` were looked at, and are finite (page_checks.py).
     """
 
-    __slots__ = ("claims", "entries", "keepers", "kind", "number", "sound_rows")
+    __slots__ = ("claims", "entries", "keepers", "kind", "number", "sound")
 
     def __init__(self, kind: LayerKind, number: int, slot: int, index: int) -> None:
         self.kind = kind
@@ -59,7 +59,7 @@ class Page:
         self.entries = [(slot, index)]
         self.keepers = 0
         self.claims = 0
-        self.sound_rows = 0
+        self.sound: tuple[int, int] | None = None
 
 
 class Keeper(Protocol):
@@ -293,6 +293,20 @@ class PageArena:
         page.claims -= 1
         if not page.claims and not page.entries:
             self.claimed_bytes -= self._ends[page.kind].page_bytes
+
+    def own(self, page: Page, slot: int, index: int, *, rows_needed: bool) -> Page:
+        """A page for this entry, which names `page`, that nobody else has: another one, with the same rows where they
+        are needed, or this one where there is no other and nobody else names it."""
+        if len(page.entries) == 1 and page.keepers and self.available_bytes < self._ends[page.kind].page_bytes:
+            self.forget(page)
+        if len(page.entries) == 1 and not page.keepers:
+            return page
+        (fresh,) = self.allocate(page.kind, slot, [index])
+        if rows_needed:
+            self.copy(page, fresh)
+        self.drop(page, slot, index)
+        self.resend(fresh, slot, index)
+        return fresh
 
     def copy(self, source: Page, destination: Page) -> None:
         """Copy a page behind the moves and copies so far, before the next step reads or writes."""

@@ -18,6 +18,8 @@ that are written over:
 
 None of it takes bytes that are promised: where no page is left, those who keep the page in question let go of it, and
 the table goes on in its place.
+
+Rows of a drafter's window layers are in a ring of their own (draft_ring.py), of global pages behind the others.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import spare_from, stored_from
 from modelserve_worker.scheduling.pages.arena import Page, PageArena
+from modelserve_worker.scheduling.pages.draft_ring import NO_RING_ROWS, DraftRing, RingRows
 
 _ANY_LENGTH = int(np.iinfo(np.int32).max)
 _NO_PAGE = -1
@@ -54,6 +57,16 @@ class KeptRows(Protocol):
         """By logical number: those of the window before `position`, and older ones without a gap."""
         ...
 
+    @property
+    def ring_pages(self) -> Mapping[int, Page]:
+        """By entry: those of a drafter's rows."""
+        ...
+
+    @property
+    def ring_first(self) -> int:
+        """The first position whose row they have: that of the window before `position`, or an older one."""
+        ...
+
 
 class PageTable:
     """Pages of the request in `slot`, over `arena`. Written by the scheduler alone.
@@ -65,7 +78,10 @@ class PageTable:
         self._arena = arena
         self._geometry = geometry
         self._slot = slot
-        self._keeping = keeping and bool(geometry.sliding_page.layers)
+        self._ring: DraftRing | None = None
+        if geometry.draft is not None and geometry.draft.ring_entries:
+            self._ring = DraftRing(arena, geometry.draft, slot, stride=geometry.sliding_page.page_tokens)
+        self._keeping = keeping and (bool(geometry.sliding_page.layers) or self._ring is not None)
         self._global: list[Page] = []
         self._sliding: list[Page] = []
         self._logical: list[int] = []  # which logical page each sliding page holds, all its rows so far; or _NO_PAGE
@@ -76,10 +92,9 @@ class PageTable:
     @property
     def held_bytes(self) -> int:
         """Pool bytes per rank, those of shared pages included."""
-        geometry = self._geometry
-        return (
-            len(self._global) * geometry.global_page.page_bytes + len(self._sliding) * geometry.sliding_page.page_bytes
-        )
+        geometry, ring = self._geometry, 0 if self._ring is None else len(self._ring.pages)
+        held = (len(self._global) + ring) * geometry.global_page.page_bytes
+        return held + len(self._sliding) * geometry.sliding_page.page_bytes
 
     @property
     def covered_tokens(self) -> int:
@@ -91,6 +106,8 @@ class PageTable:
             covered = len(self._global) * geometry.global_page.page_tokens
         if len(self._sliding) < geometry.sliding_table_entries:
             covered = min(covered, len(self._sliding) * geometry.sliding_page.page_tokens)
+        if self._ring is not None:
+            covered = min(covered, self._ring.covered_tokens)
         if self._keeping:
             covered = min(covered, geometry.sliding_page.pages(self._end) * geometry.sliding_page.page_tokens)
         return covered
@@ -98,7 +115,7 @@ class PageTable:
     @property
     def pages(self) -> Iterable[Page]:
         """Those that its entries name."""
-        return (*self._global, *self._sliding)
+        return (*self._global, *self._sliding, *(() if self._ring is None else self._ring.pages))
 
     @property
     def history(self) -> Collection[Page]:
@@ -119,6 +136,8 @@ class PageTable:
             if needed > len(pages):
                 pages.extend(self._arena.allocate(kind, self._slot, range(len(pages), needed)))
         self._logical += [_NO_PAGE] * (len(self._sliding) - len(self._logical))
+        if self._ring is not None:
+            self._ring.reserve(tokens)
 
     def resume(self, kept: KeptRows, tokens: int) -> None:
         """Hold the pages of a request of `tokens` tokens whose rows before `kept.position` exist. Call it first."""
@@ -136,6 +155,7 @@ class PageTable:
             for logical in range(spare_from(geometry, at) // size, first):
                 if logical in kept.sliding_pages:
                     self._keep(logical, kept.sliding_pages[logical])
+        ring = {} if self._ring is None else self._ring.share(kept)
         # All are held by now, so none of them is given up for the copies.
         if at % geometry.global_page.page_tokens and self._global:
             self._global[-1] = self._own(self._global[-1], len(self._global) - 1, rows_needed=True)
@@ -148,6 +168,8 @@ class PageTable:
         self._logical = [entries.get(i, _NO_PAGE) for i in range(len(entries) + len(missing))]
         self._sliding = [fresh[i] if i in fresh else window[entries[i]] for i in range(len(self._logical))]
         self._end = at
+        if self._ring is not None:
+            self._ring.resume(ring, tokens)
         self.reserve(tokens)
 
     def write(self, start: int, end: int, spare_slot: int | None = None, *, least: int | None = None) -> bool:
@@ -159,10 +181,16 @@ class PageTable:
         if not self._keeping:
             return False
         geometry, self._end = self._geometry, end
+        if self._ring is not None:
+            self._ring.write(start, end, least=least)
+        if not geometry.sliding_page.layers:
+            return False
         size, entries = geometry.sliding_page.page_tokens, geometry.sliding_table_entries
         stored, oldest_end = stored_from(geometry, end), end if least is None else least + 1
-        used = self._remember(start, spare_from(geometry, oldest_end), stored, spare_slot)
         begun, surely = start // size, start if least is None else least
+        # Rows that a step in flight may yet write have left a window as short as the drafts of two steps.
+        past = stored if least is None else min(stored, least)
+        used = self._remember(start, spare_from(geometry, oldest_end), past, spare_slot)
         if start % size and stored > start and least is None:
             self._logical[begun % entries] = _NO_PAGE  # it will never hold its last rows
         for logical in range(max(start, stored) // size, geometry.sliding_page.pages(end)):
@@ -184,10 +212,10 @@ class PageTable:
             self._arena.drop(page, slot, index)
         self._spare = []
 
-    def kept_pages(self, end: int) -> tuple[list[Page], dict[int, Page]]:
+    def kept_pages(self, end: int) -> tuple[list[Page], dict[int, Page], RingRows]:
         """Pages of the rows [0, end), which steps scheduled so far compute: global ones, and by their logical number
         those sliding ones that reach back from `end` without a gap, as far as a request may resume before it: how far
-        the steps reached that left older ones is not said by them."""
+        the steps reached that left older ones is not said by them. And those of a drafter's rows, none without one."""
         size = self._geometry.sliding_page.page_tokens
         pages: dict[int, Page] = {}
         newest = (end - 1) // size if self._geometry.sliding_page.layers else -1
@@ -197,7 +225,8 @@ class PageTable:
             if page is None:
                 break
             pages[logical] = page
-        return self._global[: self._geometry.global_pages(end)], pages
+        ring = NO_RING_ROWS if self._ring is None else self._ring.kept_pages(end)
+        return self._global[: self._geometry.global_pages(end)], pages, ring
 
     def forget(self, page: Page | None = None) -> None:
         """Let go of the page, or of all pages, that have left the window."""
@@ -211,6 +240,8 @@ class PageTable:
         for pages in (self._global, self._sliding):
             for index, page in enumerate(pages):
                 self._arena.resend(page, self._slot, index)
+        if self._ring is not None:
+            self._ring.resend()
 
     def release(self) -> None:
         """Give every page back."""
@@ -219,22 +250,12 @@ class PageTable:
             for index, page in enumerate(pages):
                 self._arena.drop(page, self._slot, index)
         self._global, self._sliding, self._logical = [], [], []
+        if self._ring is not None:
+            self._ring.release()
         self.forget()
 
     def _own(self, page: Page, index: int, *, rows_needed: bool) -> Page:
-        """A page for this entry that nobody else has: another one, with the same rows where they are needed, or this
-        one where there is no other and nobody else names it."""
-        arena, size = self._arena, self._geometry.page(page.kind).page_bytes
-        if len(page.entries) == 1 and page.keepers and arena.available_bytes < size:
-            arena.forget(page)
-        if len(page.entries) == 1 and not page.keepers:
-            return page
-        (fresh,) = arena.allocate(page.kind, self._slot, [index])
-        if rows_needed:
-            arena.copy(page, fresh)
-        arena.drop(page, self._slot, index)
-        arena.resend(fresh, self._slot, index)
-        return fresh
+        return self._arena.own(page, self._slot, index, rows_needed=rows_needed)
 
     def _remember(self, start: int, first: int, stored: int, spare_slot: int | None) -> bool:
         """Keep the pages of the rows [first, stored), which end up outside the window that the step leaves in the ring.

@@ -96,6 +96,8 @@ class CachedPrefix(Generic[P]):
     original: CachedPrefix[Any] | None = None  # of a copy: who has these rows in the pool, or had
     marks: tuple[SpanMark, ...] = ()  # of spans with rows among its `tokens`
     awaited: set[str] = field(default_factory=set)  # requests that it was brought back for and that have not begun
+    ring: dict[int, P] = field(default_factory=dict)  # of a drafter's window layers, by entry of its ring
+    ring_first: int = 0  # position of the first row that these have
 
     @property
     def has_copy(self) -> bool:
@@ -131,6 +133,7 @@ class CachedPrefix(Generic[P]):
     def own_pages(self) -> Iterator[P]:
         """Those that no block has."""
         yield from self.sliding.values()
+        yield from self.ring.values()
         if self.partial is not None:
             yield self.partial
 
@@ -158,3 +161,18 @@ class Hit(Generic[P]):
     @property
     def sliding_pages(self) -> Mapping[int, P]:
         return self.prefix.sliding
+
+    @property
+    def ring_pages(self) -> Mapping[int, P]:
+        return self.prefix.ring
+
+    @property
+    def ring_first(self) -> int:
+        return self.prefix.ring_first
+
+    @property
+    def pages(self) -> Iterator[P]:
+        """All of them."""
+        yield from self.global_pages
+        yield from self.prefix.sliding.values()
+        yield from self.prefix.ring.values()

@@ -136,11 +136,13 @@ class PrefixCache(PrefixIndex[Page]):
         full = end // size
         prefix = self._same(chain, end)
         if prefix is None:
-            global_pages, sliding = table.kept_pages(end)
+            global_pages, sliding, ring = table.kept_pages(end)
             if not sliding and self._geometry.sliding_page.layers:
                 return None  # a window of one row lies in one page, which a step in flight writes over
             first_row = min(sliding) * self._geometry.sliding_page.page_tokens if sliding else 0
             lowest = max(size, first_row + self._geometry.window - 1 if first_row else 0)
+            if ring.first and self._geometry.draft is not None:
+                lowest = max(lowest, ring.first + self._geometry.draft.window)
             if lowest > end:
                 return None
             block = self.block_of(chain.digest(depth) for depth in range(full + 1))
@@ -148,7 +150,7 @@ class PrefixCache(PrefixIndex[Page]):
             first = lowest // size * size
             prefix = CachedPrefix(
                 block, end, lowest, first, chain.tokens(first, end).copy(), partial, sliding, client, previous, joined,
-                junction, answer=answer, marks=chain.marks(first, end),
+                junction, answer=answer, marks=chain.marks(first, end), ring=ring.pages, ring_first=ring.first,
             )  # fmt: skip
             if previous is not None:
                 previous.later[prefix] = None
@@ -253,7 +255,7 @@ class PrefixCache(PrefixIndex[Page]):
 
     def _is_trusted(self, hit: Hit[Page]) -> bool:
         suspects = self.checks.suspects
-        return not suspects or suspects.isdisjoint((*hit.global_pages, *hit.sliding_pages.values()))
+        return not suspects or suspects.isdisjoint(hit.pages)
 
     def _loss(self, prefix: CachedPrefix[Page]) -> int:
         loss = super()._loss(prefix)

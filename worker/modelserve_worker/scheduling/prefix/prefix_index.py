@@ -183,7 +183,7 @@ class PrefixIndex(Generic[P]):
             block.detach(prefix)
         for page in prefix.own_pages:
             self.pool.let_go(page)
-        prefix.sliding, prefix.partial = {}, None  # later ones may remember it as the one before them
+        prefix.sliding, prefix.partial, prefix.ring = {}, None, {}  # later ones may remember it as the one before them
         self.stop_using(prefix.block)
 
     def clear(self) -> None:
@@ -250,7 +250,7 @@ class PrefixIndex(Generic[P]):
     def _bytes_since(self, prefix: CachedPrefix[P], base: int) -> int:
         """What it costs beyond a prefix that ends there."""
         geometry = self._geometry
-        pages = (prefix.end - base) // self.page_tokens + (prefix.partial is not None)
+        pages = (prefix.end - base) // self.page_tokens + (prefix.partial is not None) + len(prefix.ring)
         return len(prefix.sliding) * geometry.sliding_page.page_bytes + pages * geometry.global_page.page_bytes
 
     def _global_pages(self, prefix: CachedPrefix[P], position: int) -> list[P]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.scheduling.pages.arena import Page
+from modelserve_worker.scheduling.pages.draft_ring import rows_in
+from modelserve_worker.scheduling.pages.page_checks import CheckedRows
 from modelserve_worker.scheduling.prefix.cached_prefix import CachedPrefix, Hit
 
 
@@ -21,25 +23,33 @@ class Trail:
     left: list[CachedPrefix[Page]] = field(default_factory=list)  # that nobody had left before
     _hit: Hit[Page] | None = None
     _sliding: Mapping[int, Page] = field(default_factory=dict)  # of the hit, which loses them when its prefix goes
+    _ring: Mapping[int, Page] = field(default_factory=dict)  # likewise
 
     def resume(self, hit: Hit[Page]) -> None:
         """It begins there, and is counted among those who follow the prefix."""
         self.prefix, self.joined = hit.prefix, hit.position
-        self._hit, self._sliding = hit, hit.sliding_pages
+        self._hit, self._sliding, self._ring = hit, hit.sliding_pages, hit.ring_pages
         if hit.position < hit.prefix.end and hit.prefix.followers > 1:
             self.parted = hit.position
 
-    def read(self, geometry: CacheGeometry) -> dict[Page, int]:
-        """Pages of others that it began behind, and how many of their rows, the first ones, were there."""
+    def read(self, geometry: CacheGeometry) -> dict[Page, CheckedRows]:
+        """Pages of others that it began behind, and which of their rows it found there."""
         if self._hit is None:
             return {}
         at, size = self._hit.position, geometry.global_page.page_tokens
-        rows = {page: min(size, at - index * size) for index, page in enumerate(self._hit.global_pages)}
+        pages = enumerate(self._hit.global_pages)
+        rows = {page: CheckedRows(0, min(size, at - index * size)) for index, page in pages}
         size = geometry.sliding_page.page_tokens
         first = max(0, at - geometry.window + 1) // size if geometry.sliding_page.layers else 0
         rows |= {
-            page: min(size, at - logical * size)
+            page: CheckedRows(0, min(size, at - logical * size))
             for logical, page in self._sliding.items()
             if first <= logical and logical * size < at
         }
+        if (draft := geometry.draft) is not None:
+            begun = max(self._hit.ring_first, at - draft.kept_tokens)
+            for entry, page in self._ring.items():
+                first, end = rows_in(draft, entry, begun, at)
+                if first < end:
+                    rows[page] = CheckedRows(first, end, draft.page_tokens)
         return rows

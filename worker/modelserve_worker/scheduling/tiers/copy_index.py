@@ -43,6 +43,7 @@ class CopyIndex(PrefixIndex[TierPage]):
         has_global = bool(self._geometry.global_page.layers)
         blocks = [each for each in source.block.upwards() if each.depth > root.depth] if has_global else []
         pages = [each.page for each in blocks if each.page is not None] + ([source.partial] if source.partial else [])
+        pages += source.ring.values()
         sliding = in_memory_order(list(source.sliding.values()))
         if not self._make_room(len(pages), len(sliding)):
             self.stop_using(root)
@@ -63,6 +64,7 @@ class CopyIndex(PrefixIndex[TierPage]):
             [Copy(page, place) for page, place in places.items()],
             [],
             block,
+            ring={entry: places[page] for entry, page in source.ring.items()},
         )
 
     def copied(self, copy: Copy) -> None:
@@ -86,7 +88,7 @@ class CopyIndex(PrefixIndex[TierPage]):
         prefix: CachedPrefix[TierPage] = CachedPrefix(
             block, source.end, source.lowest, source.first, source.tokens, arrival.partial, {**arrival.sliding},
             source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
-            original=original,
+            original=original, ring={**arrival.ring}, ring_first=source.ring_first,
         )  # fmt: skip
         original.copies[self] = prefix
         self._cache.note(original)

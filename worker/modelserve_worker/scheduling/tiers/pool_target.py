@@ -30,7 +30,7 @@ class PoolTarget(Target[Page]):
         missing = [block.page for block in blocks[len(there) :] if block.page is not None]
         kinds = (
             (LayerKind.SLIDING, list(source.sliding.values())),
-            (LayerKind.GLOBAL, missing + ([source.partial] if source.partial else [])),
+            (LayerKind.GLOBAL, [*missing, *source.ring.values(), *([source.partial] if source.partial else [])]),
         )
         needed = sum(len(copied) * self._geometry.page(kind).page_bytes for kind, copied in kinds)
         cached = sum(self._geometry.page(page.kind).page_bytes for page in there if not page.entries)
@@ -48,6 +48,7 @@ class PoolTarget(Target[Page]):
             fresh[source.partial] if source.partial else None,
             [Copy(page, copied) for copied, page in fresh.items()],
             [*there, *(fresh[page] for page in missing)],
+            ring={entry: fresh[page] for entry, page in source.ring.items()},
         )
 
     def copied(self, copy: Copy) -> None:
@@ -64,6 +65,7 @@ class PoolTarget(Target[Page]):
             prefix = CachedPrefix(
                 block, source.end, source.lowest, source.first, source.tokens, arrival.partial, dict(arrival.sliding),
                 source.client, None, 0, source.junction, superseded=source.superseded, marks=source.marks,
+                ring=dict(arrival.ring), ring_first=source.ring_first,
             )  # fmt: skip
             self._cache.insert(prefix, arrival.path)
         if source.live and source.original is not None and not source.original.live:

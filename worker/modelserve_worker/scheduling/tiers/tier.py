@@ -86,7 +86,8 @@ class Tier(ABC):
         sizes = {kind: geometry.page(kind).page_bytes for kind in LayerKind}
         # What a prompt leaves behind its window, and the page that its answer goes on in.
         pages = geometry.sliding_page.pages(geometry.global_page.page_tokens) + 1
-        self._left_bytes = pages * sizes[LayerKind.SLIDING] + sizes[LayerKind.GLOBAL]
+        rings = 1 if geometry.draft_ring_pages(1) else 0
+        self._left_bytes = pages * sizes[LayerKind.SLIDING] + (1 + rings) * sizes[LayerKind.GLOBAL]
         self.pool = TierPool(geometry, HostLayout.of(geometry, capacity_bytes))
         self.index = CopyIndex(self.pool, geometry, prices, cache)
         self.spills = Transfer(self.index, self.pool, sizes)

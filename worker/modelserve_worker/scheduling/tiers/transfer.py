@@ -31,11 +31,13 @@ class Arrival(Generic[P]):
     block: Block[P] | None = None  # in use, where others on their way share it
     requests: set[str] = field(default_factory=set)  # who wait for it
     bytes: int = 0  # of its copies
+    ring: dict[int, P] = field(default_factory=dict)
 
     @property
     def kept(self) -> list[P]:
         """Each once."""
-        return [*self.path, *self.sliding.values(), *([self.partial] if self.partial is not None else [])]
+        partial = [self.partial] if self.partial is not None else []
+        return [*self.path, *self.sliding.values(), *self.ring.values(), *partial]
 
 
 class Target(Protocol[P]):
