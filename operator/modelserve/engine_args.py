@@ -104,7 +104,8 @@ class EngineArgs(BaseModel):
     drafter: str | None = Field(
         default=None,
         min_length=1,
-        description="Directory of an assistant that proposes tokens, which the model verifies.",
+        description="Directory of a drafter, an MTP assistant or one of the DFlash family, that proposes tokens, which "
+        "the model verifies.",
         json_schema_extra={SINCE: "0.2.0"},
     )
     drafter_optional: bool = Field(
@@ -121,7 +122,7 @@ class EngineArgs(BaseModel):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] | Literal["auto"] = Field(
         default="auto",
         description=f"Most tokens proposed at a time, with a drafter or prompt lookup. auto: at most {AUTO_DRAFTS}, "
-        "and of each request as many as pay.",
+        "or a whole block of a drafter that makes one, and of each request as many as pay.",
         json_schema_extra={SINCE: "0.2.0"},
     )
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from modelserve.engine_args import EngineArgs
@@ -61,20 +60,22 @@ def read_drafter(directory: Path) -> DrafterArchitecture:
 
 
 def inspect_assistant(directory: Path) -> AssistantFacts:
-    """Facts of an MTP assistant. Raises InvalidInput for missing, broken or contradicting files, UnsupportedModel for
-    another model."""
-    assistant, files = read_assistant(directory), weight_files(directory)
-    _check_embedding({entry.name: entry for path in files for entry in read_header(path)}, assistant)
-    return AssistantFacts(assistant=assistant, weight_bytes=sum(path.stat().st_size for path in files))
+    """Facts of a drafter. Raises InvalidInput for missing, broken or contradicting files, UnsupportedModel for another
+    model."""
+    drafter, files = read_drafter(directory), weight_files(directory)
+    entries = {entry.name: entry for path in files for entry in read_header(path)}
+    if isinstance(drafter, AssistantArchitecture):
+        _check_embedding(entries, drafter)
+    return AssistantFacts(assistant=drafter, weight_bytes=sum(path.stat().st_size for path in files))
 
 
 def read_speculation(args: EngineArgs, architecture: ModelArchitecture) -> Speculation:
-    """What proposes tokens to a worker's model of this `architecture`, with the geometry of its assistant, which
-    computes in the model's dtype. Raises InvalidInput or UnsupportedModel."""
+    """What proposes tokens to a worker's model of this `architecture`, with the geometry of its drafter, which computes
+    in the model's dtype. Raises InvalidInput or UnsupportedModel."""
     if args.drafter is None:
         return args.speculative
-    assistant = read_assistant(Path(args.drafter)).model_copy(update={"dtype": architecture.dtype})
-    return replace(args.speculative, assistant=assistant)
+    drafter = read_drafter(Path(args.drafter)).model_copy(update={"dtype": architecture.dtype})
+    return args.speculative.with_drafter(drafter, as_many_as_pay=args.num_speculative_tokens == "auto")
 
 
 def read_rank_settings(

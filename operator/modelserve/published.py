@@ -20,7 +20,7 @@ from typing import Any
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.drafters.configs import dflash_architecture
-from modelserve.model.model_facts import AssistantFacts, DFlashFacts, ModelFacts
+from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.weight_format import BFLOAT16, int4
 from modelserve.sizing.weights.text import weight_terms
 
@@ -45,18 +45,17 @@ def published_assistant(uri: str) -> AssistantFacts | None:
     """Facts of a published drafter, or None when the address is not one of them."""
     match = _DRAFTER_NAME.fullmatch(uri)
     if match is None or match["variant"] not in _data()["variants"]:
-        return None
+        return _published_dflash(uri)
     stored = _data()["variants"][match["variant"]]["assistant_bytes"]
     return AssistantFacts(assistant=assistant_of(match["variant"]), weight_bytes=stored)
 
 
 @cache
-def published_dflash(uri: str) -> DFlashFacts | None:
-    """Facts of a published drafter of the DFlash family, or None when the address is not one of them."""
+def _published_dflash(uri: str) -> AssistantFacts | None:
     data = json.loads(files("modelserve").joinpath("data/drafters.json").read_text())["drafters"].get(uri)
     if data is None:
         return None
-    return DFlashFacts(drafter=dflash_architecture(data["config"]), weight_bytes=data["checkpoint_bytes"])
+    return AssistantFacts(assistant=dflash_architecture(data["config"]), weight_bytes=data["checkpoint_bytes"])
 
 
 def assistant_uri(model: str) -> str | None:

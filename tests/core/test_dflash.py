@@ -20,8 +20,8 @@ from modelserve.inspection import read_drafter
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.drafters.reading import drafter_architecture, drafter_pair_problem
-from modelserve.model.model_facts import DFlashFacts
-from modelserve.published import published_dflash
+from modelserve.model.model_facts import AssistantFacts
+from modelserve.published import published_assistant
 from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.weights.dflash import dflash_ranks_problem, dflash_weight_bytes, draft_cache
 
@@ -110,12 +110,12 @@ def test_facts_of_published_drafters_ship() -> None:
         "hf://deepseek-ai/dspark_gemma4_12b_block7": ("DeepSpec 12B", 6.9e9),
     }
     for uri, (name, stored) in known.items():
-        facts = published_dflash(uri)
+        facts = published_assistant(uri)
         assert facts is not None
-        assert facts.drafter == _read(PUBLISHED[name][0])
+        assert facts.assistant == _read(PUBLISHED[name][0])
         assert facts.weight_bytes == pytest.approx(stored, rel=0.01)
-        assert DFlashFacts.model_validate_json(facts.model_dump_json(by_alias=True)) == facts
-    assert published_dflash("hf://z-lab/gemma-4-26B-A4B-it-DFlash") is None
+        assert AssistantFacts.model_validate_json(facts.model_dump_json(by_alias=True)) == facts
+    assert published_assistant("hf://z-lab/gemma-4-26B-A4B-it-DFlash") is None
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -156,6 +156,23 @@ class TableUpdates:
 NO_UPDATES = TableUpdates(_nothing(), _nothing(), _nothing())
 
 
+class AskedDrafter(NamedTuple):
+    """A drafter that proposes only where a step asks for it, as that takes time."""
+
+    most: int  # tokens at a time
+    at_once: bool = False  # all of them take the time of one
+
+
+class Asked(NamedTuple):
+    """What a step is to make behind itself: so many drafts of each request, by one of the drafters that are asked."""
+
+    tokens: int
+    drafter: int = 0
+
+
+NOTHING_ASKED = Asked(0)
+
+
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:
     """A request that was given a slot, for the first time or again after preemption. Sent at each admission."""
@@ -195,7 +212,7 @@ class ScheduledBatch:
     loads_awaited: int = 0  # those of steps up to this one have ended before this step touches any page
     checks: tuple[PageCheck, ...] = ()  # behind the `page_moves`, of what earlier steps have written
     generated: int = BY_LENGTH  # profile exact: so many segments, the first ones, are of rows behind the prompt
-    asked: int = 0  # drafts that are to be made behind it, by a drafter that makes none unasked
+    asked: Asked = NOTHING_ASKED  # of a drafter that makes none unasked
     spans: SpanRows = NO_SPANS  # rows that begin from embeddings; their tokens are placeholders
 
     @property
@@ -244,7 +261,7 @@ class ScheduledBatch:
             self, starts=self.starts + self.lengths - kept, lengths=kept,
             token_ids=self.token_ids[np.repeat(ends - kept, kept) + offsets],
             admitted=(), page_moves=(), global_updates=NO_UPDATES, sliding_updates=NO_UPDATES, spare_slots=_nothing(),
-            stores=(), loads=(), loads_awaited=0, checks=(), asked=0, spans=NO_SPANS,
+            stores=(), loads=(), loads_awaited=0, checks=(), asked=NOTHING_ASKED, spans=NO_SPANS,
         )  # fmt: skip
 
 
@@ -313,8 +330,8 @@ class ModelRunner(Protocol):
     draft_tokens: int
     """How many drafts a segment may end with, k: what the drafter proposes at a time; 0 without one."""
 
-    asked_drafts: int
-    """Of these, how many are proposed only where a step asks for them, as they take time."""
+    asked_drafts: Sequence[AskedDrafter]
+    """What proposes these only where a step asks for it."""
 
     def execute(self, batch: ScheduledBatch) -> PendingStep:
         """Launch one step; at most two are in flight. After a step that failed the block tables are unknown: the next

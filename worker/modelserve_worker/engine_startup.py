@@ -17,7 +17,7 @@ from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.inspection import read_speculation
 from modelserve.model.architecture import LayerKind
-from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.draft_time import draft_speeds
 from modelserve.planning.speed.mixed_steps import crowd_tokens, min_mixed_tokens
 from modelserve.planning.speed.step_time import RankSpeed, doubling_context
 from modelserve.sizing.host.grammars import lexer_states
@@ -134,12 +134,11 @@ def _step_costs(args: EngineArgs, replica: LaunchedReplica, speed: RankSpeed | N
     from modelserve_worker.scheduling.costs.step_costs import MeasuredCosts, PlannedCosts
 
     if speed is None:
-        return MeasuredCosts()
+        return MeasuredCosts(replica.runner.asked_drafts)
     device = CATALOGUE[replica.memory.device.replace(" ", "-")]
-    assistant, drafts = read_speculation(args, replica.architecture).assistant, None
-    if assistant is not None:
-        drafts = DraftSpeed(assistant, device, replica.geometry, tensor_parallel=args.tensor_parallel_size)
-    return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=args.speculative, drafts=drafts)
+    speculation = read_speculation(args, replica.architecture)
+    drafts = draft_speeds(speculation, device, replica.geometry, tensor_parallel=args.tensor_parallel_size)
+    return PlannedCosts(speed, max_num_seqs=args.max_num_seqs, speculation=speculation, drafts=drafts)
 
 
 def _mixed_pace(args: EngineArgs, replica: LaunchedReplica) -> MixedPace | None:

@@ -29,8 +29,8 @@ class DrafterSpec(ApiModel):
 
     uri: ModelUri | None = Field(
         default=None,
-        description="Address of an MTP assistant of this model, which is used: hf://OWNER/NAME, fetched with "
-        "model.authSecretRef and kept where the model is or in storage, or pvc://CLAIM/PATH.",
+        description="Address of a drafter of this model, an MTP assistant, DFlash or DSpark: hf://OWNER/NAME, fetched "
+        "with model.authSecretRef and kept where the model is or in storage, or pvc://CLAIM/PATH.",
     )
     published: bool | None = Field(
         default=None,
@@ -53,8 +53,8 @@ class DrafterSpec(ApiModel):
         default=None,
         ge=1,
         le=16,
-        description="Tokens that are proposed at a time, all of which are verified; left out: up to 8, of which each "
-        "request has as many verified as pay.",
+        description="Tokens that are proposed at a time, all of which are verified; left out: up to 8, or a whole "
+        "block of a drafter that makes one, of which each request has as many verified as pay.",
     )
 
     @property

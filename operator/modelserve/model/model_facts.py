@@ -6,8 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.assistant import AssistantArchitecture
-from modelserve.model.drafters.dflash import DFlashArchitecture
+from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import WeightFormat
 
 FACTS_KEY = "model.json"  # of the ConfigMap that keeps them in a cluster
@@ -35,18 +34,9 @@ class ModelFacts(BaseModel):
 
 
 class AssistantFacts(BaseModel):
-    """Facts of one MTP assistant; as JSON it is what an inspect Job reports of a drafter."""
+    """Facts of one drafter, an MTP assistant or one of the DFlash family; as JSON it is what an inspect Job reports."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
 
-    assistant: AssistantArchitecture
-    weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files.")
-
-
-class DFlashFacts(BaseModel):
-    """Facts of one drafter of the DFlash family; as JSON it is what an inspect Job reports of a drafter."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
-
-    drafter: DFlashArchitecture
+    assistant: DrafterArchitecture
     weight_bytes: int = Field(ge=1, description="Bytes of the safetensors files.")

@@ -16,7 +16,7 @@ from typing import Literal
 from modelserve.api.spec import ModelServeSpec
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.assistant import AssistantArchitecture, pair_problem
+from modelserve.model.drafters.reading import DrafterArchitecture, drafter_pair_problem
 from modelserve.model.model_facts import AssistantFacts
 from modelserve.planning.learned import pair_of
 from modelserve.published import assistant_uri, lineage_problem, published_assistant
@@ -44,23 +44,23 @@ class WantedDrafts:
     @property
     def without_assistant(self) -> WantedDrafts:
         """Prompt lookup alone, if that is asked for: how often a text repeats itself nobody knows."""
-        left = replace(self.speculation, assistant=None) if self.speculation.prompt_lookup else NO_DRAFTS
+        left = self.speculation.without_drafters if self.speculation.prompt_lookup else NO_DRAFTS
         return replace(self, speculation=left, uri=None, revision=None, chances=())
 
     def of_target(self, architecture: ModelArchitecture) -> WantedDrafts:
-        """With the assistant as it computes beside a model. Raises InvalidInput where it is that of another model."""
-        assistant = self.speculation.assistant
-        if assistant is None:
-            return self
-        if problem := pair_problem(architecture, assistant):
-            raise InvalidInput(f"{DRAFTER_FIELD}: {self.uri}: {problem}", field=DRAFTER_FIELD)
-        return replace(self, speculation=replace(self.speculation, assistant=_computed(assistant, architecture.dtype)))
+        """With the drafters as they compute beside a model. Raises InvalidInput where one is that of another model."""
+        speculation = self.speculation
+        for drafter in speculation.drafters:
+            if problem := drafter_pair_problem(architecture, drafter):
+                raise InvalidInput(f"{DRAFTER_FIELD}: {self.uri}: {problem}", field=DRAFTER_FIELD)
+            speculation = speculation.with_drafter(_computed(drafter, architecture.dtype), as_many_as_pay=False)
+        return replace(self, speculation=speculation)
 
 
 @lru_cache(maxsize=64)
-def _computed(assistant: AssistantArchitecture, dtype: str) -> AssistantArchitecture:
+def _computed(drafter: DrafterArchitecture, dtype: str) -> DrafterArchitecture:
     """As it computes beside a model of this type: one object, which is found again faster than one that is equal."""
-    return assistant.model_copy(update={"dtype": dtype})
+    return drafter.model_copy(update={"dtype": dtype})
 
 
 def named_assistant(spec: ModelServeSpec) -> str | None:
@@ -89,9 +89,13 @@ def wanted_drafts(
     elif uri is not None and (problem := lineage_problem(spec.model.uri, uri)):
         notes.append(problem)
     chance, source = _chance(spec, uri, acceptance or {})
-    chances = (chance,) * most
+    speculation = Speculation(most, prompt_lookup=bool(drafter.prompt_lookup))
+    if known is not None:
+        auto = drafter.num_speculative_tokens is None
+        speculation = speculation.with_drafter(known.assistant, as_many_as_pay=auto)
+    chances = (chance,) * speculation.num_tokens
     wanted = WantedDrafts(
-        Speculation(most, known.assistant if known else None, prompt_lookup=bool(drafter.prompt_lookup)),
+        speculation,
         uri,
         (drafter.revision or "main") if uri is not None and uri.startswith("hf://") else None,
         where_it_pays=bool(drafter.published),

@@ -25,7 +25,7 @@ from modelserve.sizing.memory import MemoryPlan, memory_plan
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_format, cache_geometry
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
-from modelserve.sizing.weights.assistant import ranks_problem
+from modelserve.sizing.weights.drafter import drafter_ranks_problem
 from modelserve.sizing.weights.text import tensor_parallel_problem
 from modelserve.units import GIB
 
@@ -238,8 +238,8 @@ def _speculation(wishes: Wishes, tensor_parallel: int) -> tuple[Speculation, str
     drafts = wishes.drafts
     if drafts is None:
         return NO_DRAFTS, ""
-    assistant = drafts.speculation.assistant
-    problem = ranks_problem(assistant, tensor_parallel) if assistant is not None else None
+    found = (drafter_ranks_problem(each, tensor_parallel) for each in drafts.speculation.drafters)
+    problem = next((each for each in found if each is not None), None)
     if problem is None:
         return drafts.speculation, ""
     return drafts.without_assistant.speculation, f"the assistant {drafts.uri} is left out: {problem}"

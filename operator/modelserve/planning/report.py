@@ -157,7 +157,7 @@ def _drafter(fit: Fit, wishes: Wishes) -> DrafterPlan | None:
     drafts, has = wishes.drafts, fit.speculation
     if drafts is None or not has.num_tokens:
         return None
-    assistant = has.assistant is not None
+    assistant = bool(has.drafters)
     return DrafterPlan(
         uri=drafts.uri if assistant else None,
         revision=drafts.revision if assistant else None,

@@ -19,6 +19,7 @@ from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.weights.assistant import drafter_buffer_bytes
 from modelserve.sizing.weights.dequantisation import dequantised_bytes
+from modelserve.sizing.weights.dflash import block_buffer_bytes
 from modelserve.sizing.weights.text import element_bytes
 from modelserve.units import MIB
 
@@ -73,6 +74,10 @@ def activation_terms(
     if speculation.assistant is not None:
         drafting["drafts"] = drafter_buffer_bytes(
             speculation.assistant, num_tokens=speculation.num_tokens, max_num_seqs=sequences
+        )
+    if (block := speculation.block) is not None:
+        drafting["drafts"] = drafting.get("drafts", 0) + block_buffer_bytes(
+            block, num_tokens=speculation.num_tokens, max_num_seqs=sequences, step_rows=settings.step_rows
         )
     if not on_cpu and takes_model(architecture):
         always = {

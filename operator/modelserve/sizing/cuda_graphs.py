@@ -13,6 +13,7 @@ from modelserve.sizing.pages import KVCacheLayout
 from modelserve.sizing.rank_settings import Profile, RankSettings
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
 from modelserve.sizing.weights.assistant import FIRST_DRAFT_NODES, kernels_per_draft
+from modelserve.sizing.weights.dflash import kernels_per_block, kernels_per_store
 from modelserve.sizing.weights.text import element_bytes
 from modelserve.units import MIB
 
@@ -108,6 +109,9 @@ def graphs_bytes(architecture: ModelArchitecture, settings: RankSettings) -> int
             FIRST_DRAFT_NODES + 2 * kernels_per_draft(speculation.assistant, rows=size)  # the first and any other
             for size in decode_graph_sizes(settings.max_num_seqs)
         )
+    if (block := speculation.block) is not None:
+        nodes += len(decode_graph_sizes(settings.max_num_seqs)) * kernels_per_block(block)
+        nodes += (len(decodes) + len(mixed)) * kernels_per_store(block)
     logits = few * architecture.vocab_size // ranks
     hidden = few * architecture.hidden_size * (2 if speculation.num_tokens else 1)  # a drafter reads those of decodes
     if settings.profile == "exact":  # hidden states of all rows outlive a captured step

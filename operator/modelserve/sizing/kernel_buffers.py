@@ -70,6 +70,8 @@ def step_metadata_words(max_num_batched_tokens: int, max_num_seqs: int, speculat
     few, slots = speculation.step_rows(max_num_seqs), chunk_slots(max_num_seqs)
     assumed = 2 * max_num_seqs if speculation.num_tokens else 0
     rows = 5 * max(max_num_batched_tokens, few) + 16 * few
+    if speculation.draft_cache is not None and speculation.draft_cache.window_layers:
+        rows += max(max_num_batched_tokens, few) + few  # where a drafter's ring takes a row
     return rows + 20 * max_num_seqs + assumed + (5 + 3 * max_num_seqs) * slots
 
 

@@ -31,7 +31,7 @@ from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.rank_sums import peer_bytes
-from modelserve.sizing.weights.assistant import assistant_weight_bytes
+from modelserve.sizing.weights.drafter import drafter_weight_bytes
 from modelserve.sizing.weights.quantised_tiles import tile_padding_bytes
 from modelserve.sizing.weights.text import segment_rounding_bytes, weight_bytes
 from modelserve.units import MIB
@@ -61,7 +61,7 @@ _SOURCES = {
     "parameters": "tensor shapes x storage format",
     "allocator": "2 MiB segments of PyTorch's allocator",
     "tile_padding": "quantised matrices to whole tiles of the kernels",
-    "drafter": "tensor shapes of the assistant",
+    "drafter": "tensor shapes of what drafts",
     "residual": "T H e: 2, or 6 on several ranks or with experts",
     "per_layer_inputs": "2 T P e",
     "rope": "4 T (D + D_global)",
@@ -182,7 +182,7 @@ def _tensor_terms(
 ) -> tuple[tuple[MemoryTerm, ...], int, int]:
     """The terms of weights and activation; predicted bytes of graphs, and of buffers that other ranks write into."""
     tp, on_cpu, given = settings.tensor_parallel_size, settings.on_cpu, dict(learned)
-    weight_format, assistant = settings.weight_format, settings.speculation.assistant
+    weight_format = settings.weight_format
     weights = {"parameters": weight_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)}
     if not on_cpu:
         weights["allocator"] = segment_rounding_bytes(
@@ -191,8 +191,8 @@ def _tensor_terms(
         padding = tile_padding_bytes(architecture, tensor_parallel_size=tp, weight_format=weight_format)
         if padding and takes_model(architecture):
             weights["tile_padding"] = padding
-    if assistant is not None:
-        weights["drafter"] = assistant_weight_bytes(assistant, tensor_parallel_size=tp)
+    if drafters := settings.speculation.drafters:
+        weights["drafter"] = sum(drafter_weight_bytes(each, tensor_parallel_size=tp) for each in drafters)
     always, predicted_phases = activation_terms(architecture, settings)
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     activation = {**always} | {name: phases[name] for name in largest_phase(phases)}

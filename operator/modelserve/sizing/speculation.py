@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.drafters.dflash import DFlashArchitecture
+from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.sizing.draft_pages import DraftCache
+from modelserve.sizing.weights.dflash import draft_cache
 
 MOST_DRAFTS = 16  # tokens of one proposal
 STEP_DRAFTS = 256  # of all requests of a step: with more rows it waits for products, and no longer for weights
@@ -18,8 +21,29 @@ class Speculation:
 
     num_tokens: int = 0
     assistant: AssistantArchitecture | None = None  # proposals come of one that runs beside the model
+    block: DFlashArchitecture | None = None  # and of one that drafts a block at once
     prompt_lookup: bool = False  # proposals come of the request's own tokens, of which the device keeps a copy
     draft_cache: DraftCache | None = None  # rows that a drafter keeps of every token, in the model's cache
+
+    def with_drafter(self, drafter: DrafterArchitecture, *, as_many_as_pay: bool) -> Speculation:
+        """With this one, too. A block has as many tokens as it was trained for, where those are proposed that pay."""
+        if isinstance(drafter, AssistantArchitecture):
+            return replace(self, assistant=drafter)
+        most, alone = min(drafter.num_drafts, MOST_DRAFTS), self.assistant is None and not self.prompt_lookup
+        count = max(most, 0 if alone else self.num_tokens) if as_many_as_pay else self.num_tokens
+        if alone:
+            count = min(count, most)
+        return replace(self, num_tokens=count, block=drafter, draft_cache=draft_cache(drafter))
+
+    @property
+    def without_drafters(self) -> Speculation:
+        """Prompt lookup alone, of as many tokens."""
+        return replace(self, assistant=None, block=None, draft_cache=None)
+
+    @property
+    def drafters(self) -> tuple[DrafterArchitecture, ...]:
+        """Those that propose when they are asked to, in the worker's order."""
+        return tuple(each for each in (self.assistant, self.block) if each is not None)
 
     @property
     def rows(self) -> int:

@@ -1,10 +1,12 @@
 """What an assistant's drafts are worth on a GPU, acceptance simulated, and what they cost where none is right.
 
-    python tests/bench drafts_on_gpu --variant 31B [--batch 1 8 32] [--fixed 2]
+    python tests/bench drafts_on_gpu --variant 31B [--batch 1 8 32] [--fixed 2] [--block "z-lab 31B"]
 
-Published shapes, random weights. Model and assistant do all their work, but what is sampled and what is proposed is
+Published shapes, random weights. Model and drafters do all their work, but what is sampled and what is proposed is
 decided beforehand: drafts 1 to i of a step are right with a chance of 0.8 * 0.82^(i - 1), which is 3.4 tokens a step
-of 4 drafts and 4.5 of 8. Rows of the table: `none`, without a drafter; `auto`, as many drafts as pay; `wrong`, the same
+of 4 drafts and 4.5 of 8. With --block there is one of that geometry beside it, whose drafts are right with 0.86 each,
+which is 6.5 tokens a step of 15: `block` it alone, `block wrong` the same where no draft is ever right, `switch` both.
+Rows of the table: `none`, without a drafter; `auto`, as many drafts as pay; `wrong`, the same
 where no draft is ever right; a number, so many in every step. `forward` is the captured step, which verifies drafts;
 `expected` the time of a token by the arithmetic that the choice of drafts rests on, for as many drafts as there were.
 The table comes last, also where --deadline or SIGTERM ends the tool before. What a start with an assistant takes and
@@ -25,25 +27,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dflash_configs import published_configs
 from torch import Tensor
 
 from bench.deadline import add_deadline, within
 from bench.random_checkpoint import assistant_config, read_config
 from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
+from modelserve.inspection import read_drafter
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
-from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.draft_time import draft_speeds
 from modelserve.planning.speed.step_time import RankSpeed
+from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
-from modelserve_worker.batch import AdmittedRequest, ScheduledBatch
+from modelserve_worker.batch import AdmittedRequest, Asked, ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
-from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, ReaderOf
+from modelserve_worker.drafters.block_drafter import BlockDrafter
+from modelserve_worker.drafters.drafter import Accepted, Drafter, LongestProposal, Proposal, TargetCaches
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.kernels.operations import Operations
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
@@ -54,9 +61,9 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.startup.device import device_facts, kernel_table
 from modelserve_worker.startup.profile_steps import profile_batches
 from modelserve_worker.step.sampler import Sampler, SamplerOutput
-from modelserve_worker.weights.loader import load_assistant, load_model
+from modelserve_worker.weights.loader import load_assistant, load_dflash, load_model
 
-FIRST, DECAY = 0.8, 0.82
+FIRST, DECAY, BLOCK = 0.8, 0.82, 0.86
 SKIPPED = 24  # steps from when all decode, in which it is learned how many drafts pay
 
 
@@ -66,26 +73,30 @@ class Decided:
     def __init__(self, slots: int, positions: int, k: int, *, vocab_size: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(1)
         said = torch.randint(3, vocab_size - 1, (slots, positions + k + 1), generator=generator, dtype=torch.int32)
-        chances = FIRST * DECAY ** torch.arange(k)
-        right = torch.rand(slots, positions, 1, generator=generator) < chances  # falling: right up to some draft
         following = said.unfold(1, k + 1, 1)[:, :positions, 1:]
+        at_all = torch.rand(slots, positions, 1, generator=generator)
+        # By design; the chances of all drafts up to one: that falls, so they are right up to some draft.
+        laws = FIRST * DECAY ** torch.arange(k), BLOCK ** (1 + torch.arange(k))
         self.said = said.to(device)
-        self.right = torch.where(right, following, following + 1).to(device)
-        self.wrong = (following + 1).to(device)
+        self.right = [torch.where(at_all < law, following, following + 1).to(device) for law in laws]
+        self.wrong = [(following + 1).to(device)] * 2
         self.proposed = self.right
 
 
 class SimulatedDrafter(Drafter):
-    """Runs an assistant, and proposes what was decided."""
+    """Runs drafters of some designs, and proposes what was decided."""
 
     speaks_unasked = False
 
-    def __init__(self, inner: AssistantDrafter, decided: Decided) -> None:
+    def __init__(self, inner: Drafter, decided: Decided, designs: Sequence[int]) -> None:
         self.inner, self.decided, self.num_tokens = inner, decided, inner.num_tokens
-        self.asked_tokens = inner.asked_tokens
+        self.asked, self.designs = inner.asked, designs
 
-    def attach(self, reader_of: ReaderOf) -> None:
-        self.inner.attach(reader_of)
+    def attach(self, caches: TargetCaches) -> None:
+        self.inner.attach(caches)
+
+    def store(self, step: Step) -> None:
+        self.inner.store(step)
 
     def capture(self, pool: Any) -> None:
         self.inner.capture(pool)
@@ -93,9 +104,10 @@ class SimulatedDrafter(Drafter):
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         self.inner.admit(admitted)
 
-    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+    def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         _, counts = self.inner.propose(accepted, asked)
-        return Proposal(self.decided.proposed[accepted.slots, accepted.positions], counts)
+        proposed = self.decided.proposed[self.designs[asked.drafter]]
+        return Proposal(proposed[accepted.slots, accepted.positions, : self.num_tokens], counts)
 
 
 def decide_samples(sampler: Sampler, decided: Decided) -> None:
@@ -143,21 +155,29 @@ class Setting:
     chunk: int
     kv_dtype: str
     profile: Profile
+    block: Path | None = None  # where the config.json of another drafter is
 
     @property
     def longest(self) -> int:
         return self.context + self.output + 64
 
-    def costs(self, slots: int, k: int) -> PlannedCosts:
+    def costs(self, slots: int, k: int, designs: Sequence[int]) -> PlannedCosts:
         on_gpu = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device).replace(" ", "-") if on_gpu else ""
-        accelerator, geometry = CATALOGUE.get(name, CATALOGUE["NVIDIA-H200"]), geometry_of(self)
+        accelerator, geometry = CATALOGUE.get(name, CATALOGUE["NVIDIA-H200"]), geometry_of(self, designs)
         speed = RankSpeed(
             self.model.architecture, accelerator, geometry, tensor_parallel=1, weight_format=None,
             exact=self.profile == "exact",
         )  # fmt: skip
-        drafts = DraftSpeed(self.assistant, accelerator, geometry, tensor_parallel=1)
+        drafts = draft_speeds(self.speculation(designs), accelerator, geometry, tensor_parallel=1)
         return PlannedCosts(speed, max_num_seqs=slots, speculation=Speculation(k), drafts=drafts)
+
+    def speculation(self, designs: Sequence[int]) -> Speculation:
+        found = Speculation(AUTO_DRAFTS, self.assistant if 0 in designs else None)
+        if 1 not in designs:
+            return found
+        assert self.block is not None
+        return found.with_drafter(read_drafter(self.block), as_many_as_pay=True)
 
 
 @dataclass
@@ -189,27 +209,36 @@ class Measured:
         return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def geometry_of(setting: Setting) -> CacheGeometry:
-    return geometry_with(setting.model.architecture, setting.kv_dtype)
+def geometry_of(setting: Setting, designs: Sequence[int]) -> CacheGeometry:
+    return geometry_with(setting.model.architecture, setting.kv_dtype, setting.speculation(designs).draft_cache)
 
 
-def geometry_with(architecture: ModelArchitecture, kv_dtype: str) -> CacheGeometry:
+def geometry_with(architecture: ModelArchitecture, kv_dtype: str, draft: DraftCache | None = None) -> CacheGeometry:
     return cache_geometry(
-        architecture, tensor_parallel_size=1,
+        architecture, tensor_parallel_size=1, draft=draft,
         dtype=KVCacheDtype(architecture.dtype if kv_dtype == "auto" else kv_dtype),
         layout=KVCacheLayout.V_ONLY if architecture.attention_k_eq_v else KVCacheLayout.KV,
     )  # fmt: skip
 
 
-def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int, Decided]:
+def runner_of(setting: Setting, k: int, slots: int, designs: Sequence[int]) -> tuple[GPUModelRunner, int, Decided]:
     """A runner whose steps are captured over a pool for `slots` requests, and the pool's bytes."""
     architecture = setting.model.architecture
     decided = Decided(slots, setting.longest + k, k, vocab_size=architecture.vocab_size, device=setting.device)
-    drafter = None
-    if k:
+    drafters: list[Drafter] = []
+    if 0 in designs:
         assistant = load_assistant(setting.directory, setting.model, load_format="dummy")
-        drafter = SimulatedDrafter(AssistantDrafter(assistant, num_tokens=k, max_num_seqs=slots), decided)
-    geometry = geometry_of(setting)
+        drafters.append(AssistantDrafter(assistant, num_tokens=min(k, AUTO_DRAFTS), max_num_seqs=slots))
+    if 1 in designs:
+        assert setting.block is not None
+        network = load_dflash(setting.block, setting.model, load_format="dummy")
+        rows = max(setting.chunk, Speculation(k).step_rows(slots))
+        drafters.append(BlockDrafter(network, setting.model, num_tokens=k, max_num_seqs=slots, step_rows=rows))
+    drafter = None
+    if drafters:
+        inner = drafters[0] if len(drafters) == 1 else LongestProposal(drafters)
+        drafter = SimulatedDrafter(inner, decided, designs)
+    geometry = geometry_of(setting, designs)
     pool = (slots + 1) * geometry.held_bytes(setting.longest) // 128 * 128
     cache = KVCache(geometry, pool, device=setting.device)
     cache.arena.zero_()
@@ -224,11 +253,11 @@ def runner_of(setting: Setting, k: int, slots: int) -> tuple[GPUModelRunner, int
     return runner, pool, decided
 
 
-def run(setting: Setting, runner: GPUModelRunner, pool: int, name: str, batch: int) -> Measured:
+def run(setting: Setting, runner: GPUModelRunner, pool: int, name: str, batch: int, designs: Sequence[int]) -> Measured:
     """From SKIPPED steps behind the one that gives all their first token, until the first of them ends."""
     slots, k = runner._most["max_num_seqs"], runner.draft_tokens
     limits = SchedulerLimits(setting.chunk, slots, setting.longest, (), max_num_mixed_tokens=setting.chunk)
-    costs = setting.costs(slots, k)
+    costs = setting.costs(slots, k, designs)
     scheduler = Scheduler(
         limits, runner.cache.geometry, pool, draft_tokens=k, asked_drafts=runner.asked_drafts,
         step_costs=None if name.isdecimal() or not k else costs,
@@ -265,8 +294,9 @@ def run(setting: Setting, runner: GPUModelRunner, pool: int, name: str, batch: i
     found.drafts, found.asked = drafts, asked
     context = setting.context + setting.output / 2
     steps = costs.seconds(batch, batch * max(1, k), context=context)
-    step = steps[round(found.drafts / found.steps)] + found.asked / found.steps * costs.draft_seconds(
-        batch, context=context
+    step = (
+        steps[round(found.drafts / found.steps)]
+        + found.asked / found.steps * costs.draft_seconds(0, batch, 1, context=context)[1]
     )
     found.expected_ms = 1e3 * float(step) * found.steps * batch / found.tokens
     return found
@@ -279,7 +309,7 @@ def watched(runner: GPUModelRunner, watch: Watch, device: torch.device, found: M
 
     def counted(batch: ScheduledBatch) -> Any:
         found.drafts += batch.num_tokens - batch.num_requests
-        found.asked += batch.asked
+        found.asked += batch.asked.tokens
         return execute(batch)
 
     sample, replay = runner._sample, None if graphs is None else graphs.replay
@@ -299,16 +329,22 @@ def watched(runner: GPUModelRunner, watch: Watch, device: torch.device, found: M
 
 def measure(setting: Setting, found: list[Measured], *, fixed: Sequence[int], batches: Sequence[int]) -> None:
     """Adds to `found` what it finds."""
-    for k, names in ((0, ["none"]), (AUTO_DRAFTS, ["auto", "wrong"]), *((each, [str(each)]) for each in fixed)):
+    ways: list[tuple[int, list[str], tuple[int, ...]]] = [(0, ["none"], ()), (AUTO_DRAFTS, ["auto", "wrong"], (0,))]
+    ways += [(each, [str(each)], (0,)) for each in fixed]
+    if setting.block is not None:
+        most = setting.speculation((1,)).num_tokens
+        ways += [(most, ["block", "block wrong"], (1,)), (most, ["switch"], (0, 1))]
+    for k, names, designs in ways:
         began = time.perf_counter()
-        runner, pool, decided = runner_of(setting, k, max(batches))
+        runner, pool, decided = runner_of(setting, k, max(batches), designs)
         print(f"k = {k}: ready after {time.perf_counter() - began:.0f} s", flush=True)
         for name in names:
-            decided.proposed = decided.wrong if name == "wrong" else decided.right
+            decided.proposed = decided.wrong if name.endswith("wrong") else decided.right
             for batch in batches:
-                found.append(run(setting, runner, pool, name, batch))
+                found.append(run(setting, runner, pool, name, batch, designs))
                 print(found[-1], flush=True)
         runner.shutdown()
+        setting.model.taps = None
         del runner
         if setting.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -327,6 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", required=True, help="E2B, E4B, 12B, 26B-A4B, 31B or tiny")
     parser.add_argument("--fixed", type=int, nargs="*", default=[], help="numbers of drafts beside auto")
+    parser.add_argument("--block", choices=list(published_configs()), help="a drafter that proposes blocks, beside it")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--output", type=int, default=320)
@@ -351,6 +388,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             model, assistant, Path(directory), options.device, options.context, options.output, options.chunk,
             options.kv_cache_dtype, options.profile,
         )  # fmt: skip
+        if options.block:
+            setting.block = Path(directory) / "block"
+            setting.block.mkdir()
+            (setting.block / "config.json").write_text(json.dumps(published_configs()[options.block][0]))
         print(f"{options.variant} is loaded after {time_left.seconds:.1f} s", flush=True)
         measure(setting, found, fixed=options.fixed, batches=options.batch)
     where = torch.cuda.get_device_name() if options.device.type == "cuda" else "CPU"

@@ -17,11 +17,12 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_tools.tiny.weights import save_weights, tensor_shapes
-from modelserve_worker.batch import AdmittedRequest
+from modelserve_worker.batch import AdmittedRequest, Asked
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
-from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, ReaderOf
+from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, TargetCaches
 from modelserve_worker.engine.engine import Engine
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
@@ -38,11 +39,14 @@ class Between(Drafter):
 
     def __init__(self, inner: AssistantDrafter, look: Callable[[list[str], list[int], Tensor], Tensor]) -> None:
         self.inner, self.look, self.num_tokens = inner, look, inner.num_tokens
-        self.asked_tokens, self.speaks_unasked = inner.asked_tokens, inner.speaks_unasked
+        self.asked, self.speaks_unasked = inner.asked, inner.speaks_unasked
         self.named: dict[int, str] = {}  # by slot
 
-    def attach(self, reader_of: ReaderOf) -> None:
-        self.inner.attach(reader_of)
+    def attach(self, caches: TargetCaches) -> None:
+        self.inner.attach(caches)
+
+    def store(self, step: Step) -> None:
+        self.inner.store(step)
 
     def capture(self, pool: Any) -> None:
         self.inner.capture(pool)
@@ -50,7 +54,7 @@ class Between(Drafter):
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         self.named |= {request.slot: request.request_id for request in admitted}
 
-    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+    def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         tokens, counts = self.inner.propose(accepted, asked)
         named = [self.named[slot] for slot in accepted.slots.tolist()]
         return Proposal(self.look(named, accepted.positions.tolist(), tokens.clone()), counts)

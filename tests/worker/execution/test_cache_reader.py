@@ -63,7 +63,7 @@ def test_kernels_read_what_plain_attention_reads(variant: str, kv: KVCacheDtype,
         rotation = assistant.rope.rotations(last + 1)[kinds[layer]]
         outputs = []
         for runner in (plain, kernels):
-            reader = runner._cache_reader(kinds)
+            reader = runner.caches().cache_reader(kinds)
             reader.begin(slots, last)
             outputs.append(reader.attend(attention, projected, rotation, None))
         counted = last >= 0

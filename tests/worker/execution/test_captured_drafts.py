@@ -16,6 +16,7 @@ from true_drafter import TrueDrafter
 
 from modelserve.engine_args import EngineArgs
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.batch import Asked
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
 from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal
@@ -174,14 +175,14 @@ class BothWays(Between):
         super().__init__(inner, lambda names, positions, proposed: proposed)
         self.compared: list[int] = []
 
-    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+    def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         inner, draft = self.inner, self.inner._draft
         first = inner.propose(accepted, asked).tokens.clone()
         inner._draft = lambda size, place: (inner._following if place else inner._first)(size)
         second = inner.propose(accepted, asked)
         inner._draft = draft
-        assert torch.equal(first[:, :asked], second.tokens[:, :asked])
-        self.compared.append(len(first) if asked else 0)
+        assert torch.equal(first[:, : asked.tokens], second.tokens[:, : asked.tokens])
+        self.compared.append(len(first) if asked.tokens else 0)
         return second
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from modelserve.model.architecture import LayerKind
 from modelserve.termination import TerminationReason
-from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import AdmittedRequest, Asked, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 from modelserve_worker.ranks.messages import decode_batch, encode_batch
 from modelserve_worker.ranks.ring import RankRing, RingAborted, check_ranks
@@ -60,7 +60,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         loads_awaited=moves,
         checks=tuple(PageCheck(list(LayerKind)[i % 2], i, 1 + 5 * i, i % 3 - 1) for i in range(moves)),
         generated=rows - 1,
-        asked=rows + 1,
+        asked=Asked(rows + 1, drafter=rows % 2),
         spans=SpanRows(*(words(moves) for _ in range(5))) if moves else NO_SPANS,
     )
 

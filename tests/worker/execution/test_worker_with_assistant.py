@@ -11,9 +11,11 @@ from model_checkpoints import make_checkpoint, random_tokens
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.inspection import read_assistant
+from modelserve.inspection import read_assistant, read_drafter
 from modelserve.sizing.weights.assistant import assistant_weight_bytes
+from modelserve.sizing.weights.drafter import drafter_weight_bytes
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
+from modelserve_worker.drafters.block_drafter import BlockDrafter
 from modelserve_worker.drafters.drafter import LongestProposal
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.plan_report import plan_report
@@ -22,6 +24,8 @@ from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.startup.replica import LaunchedReplica, launch
+
+DFLASH = TARGET.parent / "gemma4-tiny-keqv-dflash"
 
 
 def args(target: Path, **settings: object) -> EngineArgs:
@@ -58,7 +62,7 @@ def test_the_assistant_is_loaded_counted_and_changes_no_token(caplog: pytest.Log
         settings = args(TARGET, drafter=str(ASSISTANT), num_speculative_tokens=3, prompt_lookup=lookup)
         with caplog.at_level(logging.INFO):
             replica = launch(settings)
-        assert f"drafts of up to 3 tokens by the assistant in {ASSISTANT}" in caplog.text
+        assert f"drafts of up to 3 tokens by the drafter in {ASSISTANT}" in caplog.text
         assert isinstance(replica.runner, GPUModelRunner)
         assert isinstance(replica.runner._drafter, LongestProposal if lookup else AssistantDrafter)
         said, taken = told(replica)
@@ -72,6 +76,30 @@ def test_the_assistant_is_loaded_counted_and_changes_no_token(caplog: pytest.Log
         assert held == assistant_weight_bytes(assistant, tensor_parallel_size=1) > 0
 
 
+def test_a_drafter_of_blocks_is_loaded_counted_and_changes_no_token() -> None:
+    """Weights, buffers and what it keeps in the cache are those that the plan names; of 7 drafts most are right."""
+    without = launch(args(TARGET))
+    tokens, steps = told(without)
+    settings = args(TARGET, drafter=str(DFLASH))
+    replica = launch(settings)
+    assert isinstance(replica.runner, GPUModelRunner)
+    assert isinstance(replica.runner._drafter, BlockDrafter)
+    assert replica.runner.draft_tokens == 7
+    said, taken = told(replica)
+    assert said == tokens
+    assert taken < 0.7 * steps
+    report = plan_report(settings, replica.architecture, replica.memory, replica.table)
+    terms = {term["name"]: term for term in report["terms"]}
+    assert terms["weights"]["predictedBytes"] == terms["weights"]["measuredBytes"]
+    drafter = read_drafter(DFLASH).model_copy(update={"dtype": "float32"})
+    held = replica.memory.weights_bytes - without.memory.weights_bytes
+    assert held == drafter_weight_bytes(drafter, tensor_parallel_size=1) > 0
+    more = replica.geometry.held_bytes(128) - without.geometry.held_bytes(128)
+    row = 2 * 2 * 64 * 4  # K and V, 2 heads of 64 in float32
+    pages = without.geometry.global_pages(128)
+    assert more == pages * 64 * row + replica.geometry.draft_ring_pages(128) * replica.geometry.global_page.page_bytes
+
+
 def test_a_quantised_lineage_beside_another_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_checkpoint("31B", tmp_path / "target", seed=1)
     write_assistant(tmp_path / "small-qat-assistant", tmp_path / "target", seed=1)
@@ -83,7 +111,7 @@ def test_a_drafter_that_is_none_ends_the_start(tmp_path: Path) -> None:
     make_checkpoint("31B", tmp_path, seed=1)
     with pytest.raises(InvalidInput, match="backbone_hidden_size 128 is not the model's hidden_size 64"):
         launch(args(tmp_path, drafter=str(ASSISTANT)))
-    with pytest.raises(UnsupportedModel, match="drafter: model_type 'gemma4_text' is no MTP assistant"):
+    with pytest.raises(UnsupportedModel, match=r"drafter: model_type 'gemma4_text' .* is not served"):
         launch(args(TARGET, drafter=str(tmp_path)))
     with pytest.raises(InvalidInput, match=r"nowhere.config\.json"):
         launch(args(TARGET, drafter=str(tmp_path / "nowhere")))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from modelserve_worker.batch import AdmittedRequest
+from modelserve_worker.batch import AdmittedRequest, Asked
 from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal
 
 
@@ -34,7 +34,7 @@ class TrueDrafter(Drafter):
             tokens[wrong] = (tokens[wrong] + random.integers(1, self.vocab_size, int(wrong.sum()))) % self.vocab_size
             self.proposals[request.slot] = torch.from_numpy(tokens.astype(np.int32)).to(self.proposals.device)
 
-    def propose(self, accepted: Accepted, asked: int) -> Proposal:
+    def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         following = torch.arange(1, self.num_tokens + 1, device=accepted.slots.device)
         tokens = self.proposals[accepted.slots.long()[:, None], accepted.positions.long()[:, None] + following]
         return Proposal(tokens, torch.full_like(accepted.slots, self.num_tokens))

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ def _case(variant: str, weights: str = "bf16", *, at_start: bool = True, **argum
     return Case(variant, weights, arguments, at_start)
 
 
+BLOCKS = "a drafter of blocks"  # whose directory is written while the launches are traced
 DRAFTS: dict[str, Any] = {"prompt_lookup": True, "num_speculative_tokens": 4}
 MANY: dict[str, Any] = {"max_num_batched_tokens": 1280}  # rows from which on other kernels take products
 CASES = (
@@ -59,6 +61,7 @@ CASES = (
     _case("26B-A4B", profile="exact"),
     _case("31B", "int8", at_start=False),
     _case("26B-A4B", "int8_groups", **MANY),
+    _case("31B", drafter=BLOCKS, at_start=False),
 )
 FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"stored": "int4", "scales": "group", "group_size": 32},
@@ -70,6 +73,18 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp8": {"stored": "fp8", "scales": "channel", "fp8_activations": True},
     "fp8_block": {"stored": "fp8", "scales": "block", "fp8_activations": True},
 }
+
+
+def _block_drafter(hidden: int) -> dict[str, Any]:
+    """config.json of a DFlash drafter, with a layer of each kind, of such a model."""
+    return {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": 10752,
+        "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "hidden_act": "silu", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 2048,
+        "rope_theta": 1_000_000, "rms_norm_eps": 1e-6, "max_position_embeddings": 262144, "vocab_size": 262144,
+        "tie_word_embeddings": True, "block_size": 16, "num_target_layers": 2, "dtype": "bfloat16",
+        "dflash_config": {"mask_token_id": 4, "target_layer_ids": [0]},
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -198,13 +213,17 @@ def launches_of(case: Case, capability: int) -> list[Traced | Source]:
     layers: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_layers": (1,)}
     if whole.num_kv_shared_layers:
         layers = {"num_hidden_layers": 4, "full_attention_layers": (1, 3), "num_kv_shared_layers": 2}
-    launches = kernel_launches(
-        ModelArchitecture.model_validate(whole.model_dump() | layers),
-        EngineArgs(model="", **arguments),
-        capability=capability,
-        weight_format=None if case.weights == "bf16" else WeightFormat(**FORMATS[case.weights]),
-        at_start=case.at_start,
-    )
+    with TemporaryDirectory() as directory:
+        if arguments.get("drafter") == BLOCKS:
+            arguments["drafter"] = directory
+            (Path(directory) / "config.json").write_text(json.dumps(_block_drafter(whole.hidden_size)))
+        launches = kernel_launches(
+            ModelArchitecture.model_validate(whole.model_dump() | layers),
+            EngineArgs(model="", **arguments),
+            capability=capability,
+            weight_format=None if case.weights == "bf16" else WeightFormat(**FORMATS[case.weights]),
+            at_start=case.at_start,
+        )
     return once_each(
         Traced(each.module, each.kernel, each.specialization) if isinstance(each, KernelLaunch) else Source(each)
         for each in launches

@@ -19,8 +19,8 @@ class PerRow:
     def seconds(self, decodes: int, most_drafts: int, *, context: float) -> np.ndarray:
         return 1 + self.share * (decodes - 1 + np.arange(most_drafts + 1.0))
 
-    def draft_seconds(self, requests: int, *, context: float) -> float:
-        return self.draft
+    def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> np.ndarray:
+        return self.draft * np.arange(most + 1.0)
 
     def observe(self, steps: Sequence[TimedStep]) -> None: ...
 
@@ -32,5 +32,5 @@ class AnyDraftTime(PerRow):
         super().__init__(0.0)
         self.random = random
 
-    def draft_seconds(self, requests: int, *, context: float) -> float:
-        return self.random.choice([0.0, 0.1, 90.0])
+    def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> np.ndarray:
+        return self.random.choice([0.0, 0.1, 90.0]) * np.arange(most + 1.0)

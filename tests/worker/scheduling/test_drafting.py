@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from modelserve.published import assistant_of
 from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
-from modelserve_worker.batch import SampledTokens
+from modelserve_worker.batch import NOTHING_ASKED, Asked, AskedDrafter, SampledTokens
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.costs.step_costs import MeasuredCosts, PlannedCosts, StepCosts
@@ -45,7 +46,8 @@ class Requests:
         """Proposals are twos; a token that comes is two where the draft was right, and one where not."""
         room = np.full(len(self.slots), 1000, dtype=np.int32)
         drafts = self.drafting.choose(self.slots, room, context=1000.0)
-        self.asked.append(self.drafting.ask(self.slots, room - drafts, context=1000.0))
+        asked = self.drafting.ask(self.slots, room - drafts, context=1000.0)
+        self.asked.append(asked.tokens)
         most = self.drafting.most if self.costs is None else self.asked[-1]
         right = self.random.random(self.chances.shape) < self.chances
         lead = np.minimum.accumulate(right, axis=1).sum(axis=1)
@@ -58,7 +60,7 @@ class Requests:
         sampled = SampledTokens(0, ids, {}, counts, drafted, proposed)
         if not most:
             sampled = SampledTokens(0, ids, {}, counts)
-        self.drafting.answer(self.slots, drafts + 1, counts, sampled, asked=self.asked[-1])
+        self.drafting.answer(self.slots, drafts + 1, counts, sampled, asked=asked)
         self.tokens += len(ids)
         if self.costs is not None:
             step = self.costs.seconds(len(self.slots), int(drafts.sum()), context=1000.0)[-1]
@@ -69,7 +71,7 @@ class Requests:
 class KnownChances(Drafting):
     known: np.ndarray  # [slots, drafts]
 
-    def chances(self, slots: np.ndarray) -> np.ndarray:
+    def chances(self, slots: np.ndarray, of: np.ndarray | int = 0) -> np.ndarray:
         return self.known[slots].copy()
 
 
@@ -116,7 +118,7 @@ def test_a_request_that_begins_to_repeat_itself_is_noticed_though_it_takes_no_dr
 
 def asked_for(share: float, draft: float, chances: np.ndarray) -> Requests:
     costs = PerRow(share, draft)
-    return Requests(Drafting(K, len(chances), costs, asked=K), chances, costs=costs)
+    return Requests(Drafting(K, len(chances), costs, asked=[AskedDrafter(K)]), chances, costs=costs)
 
 
 @pytest.mark.parametrize(("share", "draft"), [(0.01, 0.02), (0.02, 0.06), (0.2, 0.1)])
@@ -166,18 +168,18 @@ def test_of_asked_drafts_a_request_takes_what_pays_for_it() -> None:
 
 def test_what_was_not_asked_for_is_not_taken() -> None:
     """Behind a step that asked for none there are no drafts, whatever was seen of the one before."""
-    drafting = Drafting(4, 2, asked=4)
+    drafting = Drafting(4, 2, asked=[AskedDrafter(4)])
     slots, room = np.arange(2, dtype=np.int32), np.full(2, 9, dtype=np.int32)
     assert drafting.choose(slots, room, context=1.0).tolist() == [0, 0]
-    assert drafting.ask(slots, room, context=1.0) == 4, "a fixed number"
+    assert drafting.ask(slots, room, context=1.0) == Asked(4), "a fixed number"
     assert drafting.choose(slots, room, context=1.0).tolist() == [4, 4], "before they are seen"
-    assert drafting.ask(slots, room - 9, context=1.0) == 0, "nobody has room for a draft"
+    assert drafting.ask(slots, room - 9, context=1.0) == Asked(0), "nobody has room for a draft"
     assert drafting.choose(slots, room, context=1.0).tolist() == [0, 0]
     counts, drafts = np.ones(2, dtype=np.int32), np.ones((2, 4), dtype=np.int32)
     sampled = SampledTokens(0, counts, {}, counts, drafts, np.array([4, 3], dtype=np.int32))
-    drafting.answer(slots, counts, counts, sampled, asked=2)
+    drafting.answer(slots, counts, counts, sampled, asked=Asked(2))
     assert drafting.choose(slots, room, context=1.0).tolist() == [4, 3], "more than it was asked for: by another one"
-    drafting.answer(slots, counts, counts, sampled, asked=4)
+    drafting.answer(slots, counts, counts, sampled, asked=Asked(4))
     assert drafting.choose(slots, room, context=1.0).tolist() == [0, 0]
 
 
@@ -200,7 +202,7 @@ def test_what_is_counted_is_what_steps_verified() -> None:
         ([4, 1], [5, 6, 7, 9, 5], [4, 1]),
     ):
         sampled = SampledTokens(0, np.array(tokens, np.int32), {}, np.array(counts, np.int32), drafts, proposed)
-        drafting.answer(slots, np.array(drawn, np.int32), sampled.counts, sampled, asked=0)
+        drafting.answer(slots, np.array(drawn, np.int32), sampled.counts, sampled, asked=NOTHING_ASKED)
     assert (drafting.drafts_total, drafting.draft_tokens_total) == (3, 7)
     assert drafting.accepted_per_position.tolist() == [2, 2, 1]
     assert drafting.drafts_of(0, 2) == (5, 6)
@@ -235,7 +237,7 @@ def planned(variant: str) -> PlannedCosts:
     )  # fmt: skip
     speed = RankSpeed(architecture, CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1, weight_format=None)
     drafts = DraftSpeed(assistant_of(variant), CATALOGUE["NVIDIA-H200"], geometry, tensor_parallel=1)
-    return PlannedCosts(speed, max_num_seqs=64, speculation=Speculation(K), drafts=drafts)
+    return PlannedCosts(speed, max_num_seqs=64, speculation=Speculation(K), drafts=[drafts])
 
 
 def test_on_a_gpu_a_dense_model_verifies_more_than_a_mixture() -> None:
@@ -298,11 +300,13 @@ def test_prompts_as_short_as_a_decode_with_drafts_have_room_in_a_step_or_wait() 
 def test_an_assistant_is_asked_for_what_pays_on_the_gpu(variant: str, least: int, most: int) -> None:
     """Of one request whose drafts are right with 0.8, and behind right ones with 0.82."""
     costs = planned(variant)
-    drafting = Drafting(K, 1, costs, asked=K)
+    drafting = Drafting(K, 1, costs, asked=[AskedDrafter(K)])
     drafting._all_tried[:], drafting._all_right[:] = 1e6, [0.8e6, *[0.82e6] * (K - 1)]
-    asked = drafting.ask(np.zeros(1, np.int32), np.full(1, 99, np.int32), context=2000.0)
+    asked = drafting.ask(np.zeros(1, np.int32), np.full(1, 99, np.int32), context=2000.0).tokens
     assert least <= asked <= most
-    assert costs.draft_seconds(8, context=2000.0) > costs.draft_seconds(1, context=2000.0) > 1e-4
+    many, one = (costs.draft_seconds(0, requests, 1, context=2000.0) for requests in (8, 1))
+    assert many[1] > one[1] > 1e-4
+    assert many[0] == 0
 
 
 def test_measured_steps_become_a_constant_and_a_term_per_row() -> None:
@@ -317,7 +321,70 @@ def test_measured_steps_become_a_constant_and_a_term_per_row() -> None:
     alone, with_one = costs.seconds(1, 1, context=0.0)
     assert alone == pytest.approx(0.02, rel=0.01)
     assert with_one > alone, "a row is never free"
-    assert costs.draft_seconds(1, context=0.0) == pytest.approx(0.001), "while nothing is known"
+    assert costs.draft_seconds(0, 1, 1, context=0.0)[1] == pytest.approx(0.001), "while nothing is known"
     for _ in range(400):
-        costs.observe([TimedStep(0.02 + 3 * 4 * 0.004, 4, 0.0, 0, 0.0, 0, 3)])
-    assert costs.draft_seconds(1, context=0.0) == pytest.approx(0.004, rel=0.2)
+        costs.observe([TimedStep(0.02 + 3 * 4 * 0.004, 4, 0.0, 0, 0.0, 0, Asked(3))])
+    assert costs.draft_seconds(0, 1, 2, context=0.0) == pytest.approx([0.0, 0.004, 0.008], rel=0.2)
+
+
+class Drafters(PerRow):
+    """Two of them: one makes one draft after the other, `draft` each, the other all at once for `block`."""
+
+    def __init__(self, share: float, draft: float, block: float) -> None:
+        super().__init__(share, draft)
+        self.block = block
+
+    def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> np.ndarray:
+        counts = np.arange(most + 1.0)
+        return self.block * np.minimum(counts, 1) if drafter else self.draft * counts
+
+
+def rate(costs: Drafters, chances: Sequence[np.ndarray], *, drafters: Sequence[int], steps: int = 1200) -> float:
+    """Tokens a second of requests whose drafts by drafter d are right with chances[d] [S, most], `drafters` of which
+    are there."""
+    most = [K, 15]
+    drafting = Drafting(15, len(chances[0]), _Some(costs, drafters), asked=[AskedDrafter(most[d]) for d in drafters])
+    random, slots = np.random.default_rng(1), np.arange(len(chances[0]), dtype=np.int32)
+    room, tokens, seconds, proposed = np.full(len(slots), 1000, dtype=np.int32), 0, 0.0, np.zeros((len(slots), 15))
+    for _ in range(steps):
+        drafts = drafting.choose(slots, room, context=1.0)
+        asked = drafting.ask(slots, room - drafts, context=1.0) if drafters else NOTHING_ASKED
+        accepted = np.minimum(np.minimum.accumulate(proposed, axis=1).sum(axis=1), drafts).astype(np.int32)
+        came = [[2] * n + [2 if proposed[i, n : n + 1].any() else 1] for i, n in enumerate(accepted)]
+        ids, counts = np.array(list(itertools.chain(*came)), dtype=np.int32), (accepted + 1).astype(np.int32)
+        seconds += float(costs.seconds(len(slots), int(drafts.sum()), context=1.0)[-1])
+        if asked.tokens:
+            of = drafters[asked.drafter]
+            seconds += float(costs.draft_seconds(of, len(slots), asked.tokens, context=1.0)[-1])
+            proposed = np.zeros_like(proposed)
+            right = random.random(chances[of].shape) < chances[of]
+            proposed[:, : right.shape[1]] = right
+            said = np.full(len(slots), asked.tokens, dtype=np.int32)
+            sampled = SampledTokens(0, ids, {}, counts, np.full((len(slots), 15), 2, dtype=np.int32), said)
+        else:
+            sampled = SampledTokens(0, ids, {}, counts)
+        drafting.answer(slots, drafts + 1, counts, sampled, asked=asked)
+        tokens += int(counts.sum())
+    return tokens / seconds
+
+
+class _Some(PerRow):
+    """Costs of some of the drafters."""
+
+    def __init__(self, costs: Drafters, drafters: Sequence[int]) -> None:
+        super().__init__(costs.share)
+        self.costs, self.drafters = costs, drafters
+
+    def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> np.ndarray:
+        return self.costs.draft_seconds(self.drafters[drafter], requests, most, context=context)
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize(("serial", "block"), [(0.85, 0.3), (0.3, 0.85), (0.7, 0.7), (0.02, 0.02)])
+def test_the_drafter_that_brings_most_is_asked(requests: int, serial: float, block: float) -> None:
+    """Of two: nearly as fast as the better one alone, and as without where neither is right."""
+    costs = Drafters(0.03, 0.05, 0.1)
+    chances = [np.full((requests, most), chance) for most, chance in ((K, serial), (15, block))]
+    none, first, second, both = (rate(costs, chances, drafters=each) for each in ((), (0,), (1,), (0, 1)))
+    assert both >= 0.97 * max(none, first, second)
+    assert both >= 0.98 * none

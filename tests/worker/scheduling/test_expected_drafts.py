@@ -13,6 +13,7 @@ from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import assistant_of
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.speculation import AUTO_DRAFTS, Speculation
+from modelserve_worker.batch import AskedDrafter
 from modelserve_worker.scheduling.costs.step_costs import PlannedCosts
 from modelserve_worker.scheduling.drafting import Drafting
 
@@ -22,7 +23,7 @@ SLOTS, CONTEXT = 64, 2000.0
 class KnownChance(Drafting):
     known: float
 
-    def chances(self, slots: np.ndarray) -> np.ndarray:
+    def chances(self, slots: np.ndarray, of: np.ndarray | int = 0) -> np.ndarray:
         return np.full((len(slots), AUTO_DRAFTS), self.known)
 
 
@@ -37,18 +38,18 @@ def test_a_plan_expects_the_rate_that_the_choice_reaches(variant: str, requests:
     of_draft = DraftSpeed(assistant, device, geometry, tensor_parallel=1)
     speculation = Speculation(AUTO_DRAFTS, assistant)
 
-    costs = PlannedCosts(speed, max_num_seqs=SLOTS, speculation=speculation, drafts=of_draft)
-    drafting = KnownChance(AUTO_DRAFTS, SLOTS, costs, asked=AUTO_DRAFTS)
+    costs = PlannedCosts(speed, max_num_seqs=SLOTS, speculation=speculation, drafts=[of_draft])
+    drafting = KnownChance(AUTO_DRAFTS, SLOTS, costs, asked=[AskedDrafter(AUTO_DRAFTS)])
     drafting.known = chance
     slots, room = np.arange(requests, dtype=np.int32), np.full(requests, 100, dtype=np.int32)
-    drafting._since_probe_s = 0.0
-    asked = drafting.ask(slots, room, context=CONTEXT)
+    drafting._since_probe_s[:] = 0.0
+    asked = drafting.ask(slots, room, context=CONTEXT).tokens
     drafting._coming[slots] = asked
     verified = int(drafting.choose(slots, room, context=CONTEXT).sum())
     chances = np.sort(np.tile(chance ** np.arange(1, AUTO_DRAFTS + 1), requests))[::-1]
     seconds = costs.seconds(requests, AUTO_DRAFTS * requests, context=CONTEXT)[verified]
     reached = (requests + chances[:verified].sum()) / (
-        seconds + asked * costs.draft_seconds(requests, context=CONTEXT) if verified else seconds
+        seconds + costs.draft_seconds(0, requests, asked, context=CONTEXT)[asked] if verified else seconds
     )
 
     verifying = VerifyingSteps(speed, max_num_seqs=SLOTS, speculation=speculation)

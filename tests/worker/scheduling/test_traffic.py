@@ -15,7 +15,7 @@ from step_times import AnyDraftTime
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.draft_pages import DraftCache
-from modelserve_worker.batch import NOT_A_NUMBER, ScheduledBatch, commit_first_tokens
+from modelserve_worker.batch import NOT_A_NUMBER, AskedDrafter, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, Request, RequestOutput, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.drafting import Drafting
@@ -108,7 +108,9 @@ class Traffic:
         when_asked = drafting and random.random() < 0.5
         self.scheduler = self.make_scheduler(limits, drafts=drafts, prefix_caching=prefix_caching)
         if when_asked:
-            self.scheduler.drafting = Drafting(drafts, limits.max_num_seqs, AnyDraftTime(random), asked=drafts)
+            self.scheduler.drafting = Drafting(
+                drafts, limits.max_num_seqs, AnyDraftTime(random), asked=[AskedDrafter(drafts)]
+            )
         self.prefix_caching = prefix_caching
         self.clients: dict[str, Client] = {}
         allowed = commit_first_tokens(self.geometry) if self.geometry.sliding_page.layers else 0

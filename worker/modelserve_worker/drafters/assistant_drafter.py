@@ -18,9 +18,10 @@ from torch import Tensor
 
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.cuda_graphs import decode_graph_sizes
-from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.drafters.drafter import Accepted, CacheReader, Drafter, Proposal, ReaderOf
+from modelserve_worker.batch import AdmittedRequest, Asked, AskedDrafter
+from modelserve_worker.drafters.drafter import Accepted, CacheReader, Drafter, Proposal, TargetCaches
 from modelserve_worker.kernels.compiling.compute_stream import check_compute_stream
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.kernels.step_start import Rotation
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 
@@ -39,7 +40,8 @@ class AssistantDrafter(Drafter):
     speaks_unasked = False
 
     def __init__(self, assistant: Gemma4Assistant, *, num_tokens: int, max_num_seqs: int) -> None:
-        self.num_tokens = self.asked_tokens = num_tokens
+        self.num_tokens = num_tokens
+        self.asked = (AskedDrafter(num_tokens),)
         self.assistant = assistant
         self._most = max_num_seqs
         self._reader: CacheReader | None = None
@@ -58,10 +60,15 @@ class AssistantDrafter(Drafter):
     def weights_bytes(self) -> int:
         return self.assistant.parameter_bytes()
 
-    def attach(self, reader_of: ReaderOf) -> None:
+    def attach(self, caches: TargetCaches) -> None:
         architecture = self.assistant.architecture
         self._graphs.clear()
-        self._reader = reader_of([architecture.kind(layer) for layer in range(architecture.num_hidden_layers)])
+        self._reader = caches.cache_reader(
+            [architecture.kind(layer) for layer in range(architecture.num_hidden_layers)]
+        )
+
+    def store(self, step: Step) -> None:
+        """It keeps nothing of a step."""
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         """It keeps nothing of a request."""
@@ -80,15 +87,15 @@ class AssistantDrafter(Drafter):
         self._first(size)
         self._following(size)
 
-    def propose(self, accepted: Accepted, asked: int) -> Proposal:
-        count = len(accepted.slots)
+    def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
+        count, asked_tokens = len(accepted.slots), asked.tokens
         size = min((size for size in self._graphs if size >= count), default=count)
-        if asked:
+        if asked_tokens:
             self._begin(accepted, count, size)
-        for place in range(asked):
+        for place in range(asked_tokens):
             self._draft(size, place)
             self._drafts[:count, place] = self._places[1, :count]
-        return Proposal(self._drafts[:count], self._counts[asked, :count])
+        return Proposal(self._drafts[:count], self._counts[asked_tokens, :count])
 
     def _begin(self, accepted: Accepted, count: int, size: int) -> None:
         if size > count:  # nobody's, at no position

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
-from modelserve.inspection import read_assistant
+from modelserve.inspection import read_drafter
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.assistant import pair_problem
 from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER, read_header, weight_files
-from modelserve.sizing.weights.assistant import ranks_problem
+from modelserve.model.drafters.reading import drafter_pair_problem
+from modelserve.sizing.weights.drafter import drafter_ranks_problem
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +32,10 @@ def _problem(directory: Path, args: EngineArgs, architecture: ModelArchitecture)
     if (directory / DOWNLOAD_LOCK).exists() and not (directory / DOWNLOAD_MARKER).exists():
         return f"{directory} is not downloaded in full"
     try:
-        assistant = read_assistant(directory)
+        drafter = read_drafter(directory)
         if args.load_format == "auto":
             for file in weight_files(directory):
                 read_header(file)
     except (InvalidInput, OSError) as error:
         return str(error)
-    return pair_problem(architecture, assistant) or ranks_problem(assistant, args.tensor_parallel_size)
+    return drafter_pair_problem(architecture, drafter) or drafter_ranks_problem(drafter, args.tensor_parallel_size)

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve_worker.batch import AdmittedRequest
-from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, ReaderOf
+from modelserve_worker.batch import AdmittedRequest, Asked
+from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, TargetCaches
 from modelserve_worker.kernels.sampling.prompt_lookup import LookupBackend, PlainLookup
+from modelserve_worker.kernels.step import Step
 from modelserve_worker.step.staging import pinned
 
 
@@ -39,11 +40,14 @@ class PromptLookup(Drafter):
         self._host = np.zeros((2, max_num_seqs), dtype=np.int32)  # tokens of the prompt, and of the prediction
         self._lengths = torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device)
 
-    def attach(self, reader_of: ReaderOf) -> None:
+    def attach(self, caches: TargetCaches) -> None:
         """It reads no cache."""
 
     def capture(self, pool: Any) -> None:
         """It launches three kernels."""
+
+    def store(self, step: Step) -> None:
+        """It keeps tokens alone."""
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         if not admitted:
@@ -59,7 +63,7 @@ class PromptLookup(Drafter):
             row[: len(known)].copy_(self._sent(known), non_blocking=True)
         self._lengths.copy_(self._sent(self._host.copy()), non_blocking=True)
 
-    def propose(self, accepted: Accepted, asked: int) -> Proposal:  # noqa: ARG002 - three kernels
+    def propose(self, accepted: Accepted, asked: Asked) -> Proposal:  # noqa: ARG002 - three kernels
         slots, positions = accepted.slots, accepted.positions
         self._backend.remember(self._history, slots, accepted.sampled, accepted.firsts, accepted.counts, positions)
         prompts, predicted = self._lengths

@@ -23,7 +23,7 @@ class MeasuredSpeed:
 
     def add(self, steps: Iterable[TimedStep]) -> None:
         for step in steps:
-            if step.drafts or step.asked:  # which plans do not count
+            if step.drafts or step.asked.tokens:  # which plans do not count
                 continue
             of = step.kind, (step.decodes + step.prompt_rows).bit_length()
             self._recent.setdefault(of, deque(maxlen=KEPT_STEPS)).append(step)

@@ -101,6 +101,8 @@ class Step:
     # int32 [slots]: where the host assumed a slot whose drafts in flight may not all be accepted, -1: it knows. None:
     # there are no drafts. All positions are what they would be there, until `StepBackend.settle`.
     assumed: Tensor | None = None
+    # int32 [T]: slot in whose ring of draft pages a row is stored, -1: none. None: a drafter stores none.
+    ring_slots: Tensor | None = None
     draws: Draws | None = None
     # N rows that get a token; None: none does. `sampled_rows` None: they are the first of those with hidden states.
     sampled_rows: Tensor | None = None  # int32 [N]

@@ -54,6 +54,13 @@ class PartialSums:
         own = rows // share == self._parallel.rank
         return self._parallel.all_reduce(torch.where(own[:, None], chosen, 0))
 
+    def whole(self, residual: Tensor) -> Tensor:
+        """The residual [T, H] of a layer, right in all rows on every rank."""
+        if self._by_rows(residual) is None:
+            return residual
+        rows = torch.arange(len(residual), device=residual.device)
+        return self.rows_of(residual, rows)
+
     def _by_rows(self, delta: Tensor) -> PeerRows | None:
         """Who sums rows like these, if each rank norms and keeps a share of them."""
         peers, by_rows = self._parallel.peers, self._parallel.peer_rows

@@ -78,7 +78,7 @@ class DFlash(nn.Module):
         self.markov = MarkovHead(architecture, placement) if architecture.markov_rank else None
         self.confidence = ConfidenceHead(architecture, placement) if architecture.has_confidence_head else None
         self.selector = CandidateSelector(architecture, placement) if architecture.selector_rank else None
-        self._mask = torch.tensor([architecture.mask_token_id], dtype=torch.int32, device=device)
+        self._mask = torch.full((1,), architecture.mask_token_id, dtype=torch.int32, device=device)
         self._behind = torch.arange(architecture.block_rows, dtype=torch.int32, device=device)
         self._frequencies = inverse_frequencies(
             architecture.head_dim, theta=architecture.rope_theta, rotated_pairs=architecture.rotary_pairs

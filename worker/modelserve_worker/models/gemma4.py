@@ -8,7 +8,7 @@ scale rounded to the weights' dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from modelserve_worker.layers.partial_sums import PartialSums
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored.matrix import StoredMatrix
+from modelserve_worker.layers.taps import LayerTaps
 
 
 class PerLayerInput(nn.Module):
@@ -113,6 +114,11 @@ class DecoderLayer(nn.Module):
         added = self.per_layer_input(x, per_layer)
         return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.elementwise, scalar=self.scalar)
 
+    def whole(self, x: Tensor) -> Tensor:
+        """What `forward` returned, [T, H], right in all rows: a rank of several may hold a share of them alone, but for
+        models with per-layer inputs."""
+        return x if self.per_layer_input is not None else self.sums.whole(x)
+
     def _add_feedforward(
         self,
         x: Tensor,
@@ -186,6 +192,21 @@ class Gemma4ForCausalLM(nn.Module):
         )
         self.norm = RMSNorm(hidden, placement, eps=architecture.rms_norm_eps)
         self.output_head = None if architecture.tie_word_embeddings else OutputHead(vocab, hidden, placement)
+        self.taps: LayerTaps | None = None
+        self._narrows_at = architecture.last_owning_layer
+
+    def tap(self, layers: Sequence[int], *, rows: int) -> LayerTaps:
+        """Keep what these layers leave of each step's rows, of which there are at most `rows`. Rows are left out behind
+        the last of them only. Raises InvalidInput for layers that the model does not have."""
+        if not layers or not 0 <= min(layers) <= max(layers) < len(self.layers):
+            raise InvalidInput(
+                f"the drafter reads what layers {list(layers)} leave; the model has layers 0 to {len(self.layers) - 1}",
+                field="drafter",
+            )
+        device, hidden = self.norm.weight.device, self.architecture.hidden_size
+        self.taps = LayerTaps(layers, rows=rows, hidden=hidden, dtype=self.dtype, device=device)
+        self._narrows_at = max(self.architecture.last_owning_layer, self.taps.after)
+        return self.taps
 
     @torch.no_grad()
     def forward(
@@ -201,7 +222,7 @@ class Gemma4ForCausalLM(nn.Module):
         """input_ids and positions int32 or int64 [T], requests back to back -> hidden [T, H] after the final norm.
 
         With `narrowed` only its R rows, hidden [R, H]: once the last layer with a cache of its own has stored all rows,
-        nobody needs the others.
+        and the last one that is tapped has left them, nobody needs the others.
         With `num_rows` (int32 [1], on the device) the rows from there on only pad the step: they may hold any id and
         position, take no expert's time, and what comes out of them is finite where their attention is.
         Ids of `embedded` rows stand for nothing. Where layers take something from the token itself, theirs is the
@@ -219,7 +240,7 @@ class Gemma4ForCausalLM(nn.Module):
         layers = self.decoder_layers()
         normed = self.elementwise.rms_norm(x, layers[0].input_norm.weight, eps=layers[0].eps)
         for index, layer in enumerate(layers):
-            narrowing = narrowed if index == self.architecture.last_owning_layer else None
+            narrowing = narrowed if index == self._narrows_at else None
             if narrowing is not None and narrowing.kept is not None:
                 per_layer = None if per_layer is None else per_layer.index_select(0, narrowing.kept)
                 num_rows = narrowing.num_rows
@@ -233,8 +254,12 @@ class Gemma4ForCausalLM(nn.Module):
                 attention=attention,
                 narrowed=narrowing,
             )
+            if self.taps is not None and index in self.taps.layers:
+                self.taps.put(index, layer.whole(x))
             if narrowing is not None:
                 rotations = kept_rotations
+        if narrowed is not None and narrowed.kept is not None and self._narrows_at >= len(layers):
+            return normed.index_select(0, narrowed.kept)
         return normed
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.model.architecture import LayerKind
-from modelserve_worker.batch import AdmittedRequest, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
+from modelserve_worker.batch import AdmittedRequest, Asked, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 
 _KINDS = tuple(LayerKind)
@@ -31,7 +31,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
     """One step; never empty."""
     moves = [(_KINDS.index(move.kind), move.source, move.destination) for move in batch.page_moves]
     sections = (
-        np.array([batch.step, batch.loads_awaited, batch.generated, batch.asked], dtype=np.int32),
+        np.array([batch.step, batch.loads_awaited, batch.generated, *batch.asked], dtype=np.int32),
         batch.slots,
         batch.starts,
         batch.lengths,
@@ -104,7 +104,7 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         loads_awaited=int(first[1]),
         checks=tuple(PageCheck(_KINDS[kind], *rest) for kind, *rest in checks.reshape(-1, 4).tolist()),
         generated=int(first[2]),
-        asked=int(first[3]),
+        asked=Asked(int(first[3]), int(first[4])),
         spans=SpanRows(*spans.reshape(5, -1)) if len(spans) else NO_SPANS,
     )
 

@@ -22,14 +22,14 @@ from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve.sizing.speculation import Speculation
-from modelserve_worker.attention.cache_reader import PlainCacheReader
 from modelserve_worker.attention.exact_attention import ExactAttention
 from modelserve_worker.attention.page_groups import page_groups
 from modelserve_worker.attention.paged_attention import PagedAttention
-from modelserve_worker.batch import FailedStep, Int32Array, PendingStep, ScheduledBatch, row_places
+from modelserve_worker.attention.target_caches import PoolOfTarget
+from modelserve_worker.batch import AskedDrafter, FailedStep, Int32Array, PendingStep, ScheduledBatch, row_places
 from modelserve_worker.cache.host_memory import HostMemory
 from modelserve_worker.cache.kv_cache import KVCache
-from modelserve_worker.drafters.drafter import CacheReader, Drafter, accepted_of
+from modelserve_worker.drafters.drafter import Drafter, TargetCaches, accepted_of
 from modelserve_worker.host_pages import HostProgress
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import AttentionBackend
@@ -77,7 +77,7 @@ class GPUModelRunner:
         self._on_gpu = self.launches_ahead = device.type == "cuda"
         self._drafter = drafter
         self.draft_tokens = 0 if drafter is None else drafter.num_tokens
-        self.asked_drafts = 0 if drafter is None else drafter.asked_tokens
+        self.asked_drafts: Sequence[AskedDrafter] = () if drafter is None else drafter.asked
         most_rows = 1 + self.draft_tokens
         self._few_rows = few_rows = Speculation(self.draft_tokens).step_rows(max_num_seqs)
         self.tables = BlockTables(cache.geometry, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device)
@@ -122,7 +122,7 @@ class GPUModelRunner:
         self._unsound = torch.zeros(0)  # what the last step with checks has found
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         if drafter is not None:
-            drafter.attach(self._cache_reader)
+            drafter.attach(self.caches())
 
     def use_cache(self, cache: KVCache) -> None:
         """Run over another pool of the same geometry from now on. Graphs captured before are gone."""
@@ -131,16 +131,12 @@ class GPUModelRunner:
         if self._kernels is not None:
             self._kernels.use(cache)
         if self._drafter is not None:
-            self._drafter.attach(self._cache_reader)
+            self._drafter.attach(self.caches())
 
-    def _cache_reader(self, kinds: Sequence[LayerKind]) -> CacheReader:
-        if self._kernels is not None:
-            from modelserve_worker.attention.fast_attention import KernelCacheReader  # Triton, on GPUs alone
-
-            return KernelCacheReader(kinds, self._kernels)
-        return PlainCacheReader(
-            kinds, cache=self.cache, tables=self.tables, architecture=self.model.architecture,
-            derive_keys=self._derive_keys,
+    def caches(self) -> TargetCaches:
+        """What a drafter has of the pool that it runs over at present."""
+        return PoolOfTarget(
+            self.model, self.cache, self.tables, kernels=self._kernels, derive_keys=self._derive_keys,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -272,6 +268,8 @@ class GPUModelRunner:
         hidden: Tensor = self.model(
             tokens, step.positions, attention, num_rows=step.num_rows, narrowed=step.narrowed, embedded=step.embedded
         )
+        if self._drafter is not None:
+            self._drafter.store(step)
         return hidden
 
     def _settle(self, step: Step, assumed: Tensor) -> None:
@@ -316,7 +314,7 @@ class GPUModelRunner:
             sampled.tokens, step.token_ids, step.positions, step.draws, self.slot_tokens, self.slot_positions
         )
         proposal, drafter = None, self._drafter
-        if drafter is not None and (batch.asked or drafter.speaks_unasked):
+        if drafter is not None and (batch.asked.tokens or drafter.speaks_unasked):
             assert hidden is not None
             slots = step.draws.slots
             accepted = accepted_of(step, sampled.tokens, counts, hidden, self.slot_tokens, self.slot_positions)

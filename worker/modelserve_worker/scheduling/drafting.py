@@ -6,9 +6,10 @@ request is right where those before it are is a mean over its latest proposals, 
 A step with m drafts yields its decodes and the m largest products of chances; of all m the one with most tokens for
 its time (`StepCosts`) is taken, 0 among them. Products fall along a proposal, so the m largest are beginnings of them.
 
-A drafter whose proposals take time is asked for them, one step before they are verified: for as many tokens as give
-most for the time of step and drafts together, or for none. Then it is asked for one draft of each now and then, for
-PROBE_SHARE of the time, to hear whether it has come to be right.
+Drafters whose proposals take time are asked for them, one step before they are verified: the one, for as many tokens,
+that gives most for the time of step and drafts together, or none. Chances are kept by drafter. One that is not asked is
+asked all the same now and then, for PROBE_SHARE of the time each, to hear whether it has come to be right: for one
+draft of each request, or for all that cost the same.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.sizing.speculation import STEP_DRAFTS
-from modelserve_worker.batch import Int32Array, SampledTokens
+from modelserve_worker.batch import NOTHING_ASKED, Asked, AskedDrafter, Int32Array, SampledTokens
 from modelserve_worker.scheduling.costs.step_costs import StepCosts
 from modelserve_worker.scheduling.stats import TimedStep
 
@@ -33,26 +34,42 @@ _COMMON_DECAY = 0.998  # the same of everybody's
 _COMMON_PRIOR = 0.5, 4.0  # the chance while nothing is known, and the proposals that this counts for
 _OWN_PRIOR = 3.0  # proposals of its own with which a request counts as much as everybody
 PROBE_SHARE = 0.005  # of the time of steps without drafts, of which nobody is to lose more than 2 % where none is right
+PROBE_SHARE_OF_FEW, FEW_PROPOSALS = 0.1, 20  # of one of several drafters, while it was judged so few times
 
 Floats = NDArray[np.float64]
 Int64Array = NDArray[np.int64]
 
+AskedDrafters = Sequence[AskedDrafter]
+
 logger = logging.getLogger(__name__)
 
 
-class Drafting:
-    """Of one engine whose drafter proposes up to `most` tokens at a time, for requests in `slots` slots.
+class _Way(NamedTuple):
+    """To ask a drafter: for how many drafts, tokens a second with them and with none of it, what a step without drafts
+    takes, and what a probe is, in tokens and s."""
 
-    `costs` None: as many as are proposed. `asked`: how many of them it makes only when it is asked for.
+    asked: int
+    rate: float
+    without: float
+    plain_s: float
+    probe: int
+    probe_s: float
+
+
+class Drafting:
+    """Of one engine whose drafters propose up to `most` tokens at a time, for requests in `slots` slots.
+
+    `costs` None: as many as are proposed. `asked`: the drafters that propose when they are asked to.
     """
 
     least_proposals = 200  # in LOW_FOR_S; fewer say nothing
 
     def __init__(
         self, most: int, slots: int, costs: StepCosts | None = None, now: Callable[[], float] = time.monotonic,
-        *, asked: int = 0,
+        *, asked: AskedDrafters = (),
     ) -> None:  # fmt: skip
-        self.most, self._most_asked = most, asked
+        self.most, self._most_asked = most, tuple(drafter.most for drafter in asked)
+        drafters = max(1, len(asked))
         self.proposed = np.zeros(slots, dtype=np.int32)  # tokens that were proposed to follow, when last seen
         self.low_acceptance = False
         self.drafts_total = self.draft_tokens_total = self.proposals_judged_total = 0
@@ -60,17 +77,20 @@ class Drafting:
         self._drafts = np.zeros((slots, most), dtype=np.int32)  # these tokens
         self._coming = np.zeros(slots, dtype=np.int32)  # what was asked for behind its latest step
         self._unasked = np.zeros(slots, dtype=np.int32)  # what was proposed beside that, when last seen
-        self._since_probe_s = 0.0
+        self._of = np.zeros(slots, dtype=np.int32)  # which drafter that was asked of, and what is proposed came from
+        self._coming_of = np.zeros(slots, dtype=np.int32)
+        self._since_probe_s = np.zeros(drafters)
         self._costs, self._now = costs, now
-        self._tried, self._right = np.zeros((slots, most)), np.zeros((slots, most))  # by slot and place
-        self._all_tried, self._all_right = np.zeros(most), np.zeros(most)
+        # By drafter, slot and place; and by drafter and place.
+        self._tried, self._right = np.zeros((drafters, slots, most)), np.zeros((drafters, slots, most))
+        self._all_tried, self._all_right = np.zeros((drafters, most)), np.zeros((drafters, most))
         self._places = np.arange(most)
         self._judged_since, self._judged, self._judged_right = now(), 0, 0
 
     def enter(self, slot: int) -> None:
         """Another request has the slot."""
         self.proposed[slot] = self._coming[slot] = self._unasked[slot] = 0
-        self._tried[slot] = self._right[slot] = 0.0
+        self._tried[:, slot] = self._right[:, slot] = 0.0
 
     def drafts_of(self, slot: int, count: int) -> tuple[int, ...]:
         """The first ones of what is proposed to follow the last answered token of a request."""
@@ -82,78 +102,95 @@ class Drafting:
         possible = np.clip(room, 0, np.maximum(coming, self._unasked[slots])).astype(np.int32)
         if self._costs is None or not possible.any():
             return possible
-        best, chances = self._likeliest(slots, possible)
+        of = self._coming_of[slots]
+        best, chances = self._likeliest(slots, possible, of)
         tokens = len(slots) + np.concatenate(([0.0], chances.cumsum()))
         seconds = self._costs.seconds(len(slots), len(best), context=context)
-        drafting = seconds + coming.max() * self._costs.draft_seconds(len(slots), context=context)
+        asked = int(coming.max())
+        last = self._costs.draft_seconds(int(of[coming.argmax()]), len(slots), asked, context=context)[asked]
         # What takes more time than it brings tokens at the rate of the best way to go on. The drafts are there already.
-        rate = max(float((tokens / drafting).max()), tokens[0] / seconds[0])
+        rate = max(float((tokens / (seconds + last)).max()), tokens[0] / seconds[0])
         count = int(np.argmax(tokens - rate * seconds))
         chosen = np.bincount(best[:count] // self.most, minlength=len(slots))
         return chosen.astype(np.int32)
 
-    def ask(self, slots: Int32Array, room: Int32Array, *, context: float) -> int:
-        """How many drafts a step is to make behind itself, of each request that it draws a token for [S]; at most
-        `room` [S] of them can be used by the next one."""
+    def ask(self, slots: Int32Array, room: Int32Array, *, context: float) -> Asked:
+        """How many drafts a step is to make behind itself, of each request that it draws a token for [S], and by which
+        drafter; at most `room` [S] of them can be used by the next one."""
         if not self._most_asked or not len(slots):
-            return 0
+            return NOTHING_ASKED
         asked = self._worth_asking(slots, np.clip(room, 0, self.most).astype(np.int32), context)
-        self._coming[slots] = asked
+        self._coming[slots], self._coming_of[slots] = asked.tokens, asked.drafter
         return asked
 
-    def _worth_asking(self, slots: Int32Array, room: Int32Array, context: float) -> int:
-        most = min(self._most_asked, int(room.max()))
-        if self._costs is None or not most:
-            return most
-        best, chances = self._likeliest(slots, room)
+    def _worth_asking(self, slots: Int32Array, room: Int32Array, context: float) -> Asked:
+        most = [min(each, int(room.max())) for each in self._most_asked]
+        if self._costs is None or not max(most):
+            return Asked(most[0], 0)
+        ways = [self._way(drafter, each, slots, room, context) for drafter, each in enumerate(most)]
+        without = max(len(slots) / ways[0].plain_s, *(way.without for way in ways))
+        best = max(range(len(ways)), key=lambda drafter: ways[drafter].rate)
+        asked = Asked(ways[best].asked, best) if ways[best].asked and ways[best].rate > without else NOTHING_ASKED
+        self._since_probe_s += ways[0].plain_s
+        if asked.tokens:
+            self._since_probe_s[best] = 0.0
+        for drafter, way in enumerate(ways):
+            share, probe_s = PROBE_SHARE, way.probe_s
+            if len(ways) > 1 and self._all_tried[drafter, 0] < FEW_PROPOSALS:
+                share = PROBE_SHARE_OF_FEW
+            if asked.tokens and asked.drafter != drafter:  # whose drafts would come in its place
+                probe_s += way.plain_s
+            if most[drafter] and self._since_probe_s[drafter] * share >= probe_s:
+                self._since_probe_s[drafter] = 0.0
+                return Asked(way.probe, drafter)
+        return asked
+
+    def _way(self, drafter: int, most: int, slots: Int32Array, room: Int32Array, context: float) -> _Way:
+        """What it would be to ask this drafter, for at most so many tokens."""
+        assert self._costs is not None
+        best, chances = self._likeliest(slots, room, np.full(len(slots), drafter))
         depths = np.arange(most + 1)[:, None]
         # [depths, drafts]: those that would be proposed. What is proposed unasked is there at any depth.
         there = (best % self.most < depths) | (best % self.most < self._unasked[slots[best // self.most]])
         tokens = len(slots) + np.where(there, chances, 0.0).cumsum(axis=1)
         seconds = self._costs.seconds(len(slots), len(best), context=context)
-        draft = self._costs.draft_seconds(len(slots), context=context)
-        rates = tokens / (seconds[there.cumsum(axis=1)] + depths * draft)
-        without = max(float(rates[0].max()), len(slots) / seconds[0])
-        asked = int(np.argmax(rates.max(axis=1)))
-        if asked and rates[asked].max() > without:
-            self._since_probe_s = 0.0
-            return asked
-        self._since_probe_s += float(seconds[0])
-        if self._since_probe_s * PROBE_SHARE < draft:
-            return 0
-        self._since_probe_s = 0.0
-        return 1
+        drafting = self._costs.draft_seconds(drafter, len(slots), most, context=context)
+        rates = (tokens / (seconds[there.cumsum(axis=1)] + drafting[:, None])).max(axis=1)
+        asked, probe = int(np.argmax(rates)), int(np.flatnonzero(drafting <= drafting[min(1, most)])[-1])
+        return _Way(asked, float(rates[asked]), float(rates[0]), float(seconds[0]), probe, float(drafting[probe]))
 
-    def _likeliest(self, slots: Int32Array, possible: Int32Array) -> tuple[Int64Array, Floats]:
-        """Drafts [N] that are `possible` [S] of each request, as index into [S, most], by their chance to be accepted;
-        and these chances [N], falling. As many as a step may have."""
-        chances = self.chances(slots).cumprod(axis=1)
+    def _likeliest(self, slots: Int32Array, possible: Int32Array, of: Int32Array) -> tuple[Int64Array, Floats]:
+        """Drafts [N] that are `possible` [S] of each request, by the drafters `of` [S], as index into [S, most], by
+        their chance to be accepted; and these chances [N], falling. As many as a step may have."""
+        chances = self.chances(slots, of).cumprod(axis=1)
         chances[self._places >= possible[:, None]] = -1.0
         best = np.argsort(-chances, axis=None, kind="stable")[: min(int(possible.sum()), STEP_DRAFTS)]
         return best, chances.ravel()[best]
 
-    def chances(self, slots: Int32Array) -> Floats:
-        """Of each place in a proposal to be right where those before it are: float64 [S, most].
+    def chances(self, slots: Int32Array, of: Int32Array | int = 0) -> Floats:
+        """Of each place in a proposal of the drafters `of` [S] to be right where those before it are: float64
+        [S, most].
 
         Places differ little in that. So one that was not tried is taken to be as good as the first one; of a request,
         compared with everybody's.
         """
         chance, weight = _COMMON_PRIOR
-        first = (self._all_right[0] + chance * weight) / (self._all_tried[0] + weight)
+        first = (self._all_right[:, :1] + chance * weight) / (self._all_tried[:, :1] + weight)
         common = (self._all_right + first * weight) / (self._all_tried + weight)
-        common[0] = first
-        right, tried = self._right[slots], self._tried[slots] + _OWN_PRIOR
+        common[:, :1] = first
+        first, common = (np.broadcast_to(each[of], (len(slots), each.shape[1])) for each in (first, common))
+        right, tried = self._right[of, slots], self._tried[of, slots] + _OWN_PRIOR
         of_first = (right[:, :1] + first * _OWN_PRIOR) / tried[:, :1]
         expected = np.minimum(common * (of_first / first), 1.0)
-        expected[:, 0] = first
+        expected[:, :1] = first
         own: Floats = (right + expected * _OWN_PRIOR) / tried
         return own
 
     def answer(
-        self, slots: Int32Array, drawn: Int32Array, counts: Int32Array, sampled: SampledTokens, *, asked: int
+        self, slots: Int32Array, drawn: Int32Array, counts: Int32Array, sampled: SampledTokens, *, asked: Asked
     ) -> None:
-        """A step drew `drawn` tokens of each request [S], of which `counts` count; it proposes what may follow, `asked`
-        tokens of that as it was told to."""
+        """A step drew `drawn` tokens of each request [S], of which `counts` count; it proposes what may follow, as many
+        tokens of that as were `asked` for."""
         if not len(sampled.drafts) and not self.proposed[slots].any():
             return
         accepted, verified = counts - 1, drawn - 1
@@ -169,7 +206,8 @@ class Drafting:
         self.proposed[slots] = self._unasked[slots] = 0
         if len(sampled.drafts):
             self._drafts[slots], self.proposed[slots] = sampled.drafts, sampled.proposed
-            self._unasked[slots] = np.where(sampled.proposed > asked, sampled.proposed, 0)
+            self._unasked[slots] = np.where(sampled.proposed > asked.tokens, sampled.proposed, 0)
+            self._of[slots] = asked.drafter
 
     def counts(self) -> dict[str, Any]:
         """Its part of EngineStats."""
@@ -188,12 +226,14 @@ class Drafting:
             self._costs.observe(steps)
 
     def _judge(self, slots: Int32Array, tried: NDArray[np.bool_], right: NDArray[np.bool_]) -> None:
-        decay = np.where(tried[:, :1], _DECAY, 1.0)
-        self._tried[slots] = self._tried[slots] * decay + tried
-        self._right[slots] = self._right[slots] * decay + right
-        common = _COMMON_DECAY ** np.count_nonzero(tried[:, 0])
-        self._all_tried = self._all_tried * common + tried.sum(axis=0)
-        self._all_right = self._all_right * common + right.sum(axis=0)
+        of, decay = self._of[slots], np.where(tried[:, :1], _DECAY, 1.0)
+        self._tried[of, slots] = self._tried[of, slots] * decay + tried
+        self._right[of, slots] = self._right[of, slots] * decay + right
+        for drafter in np.unique(of):
+            mine = of == drafter
+            common = _COMMON_DECAY ** np.count_nonzero(tried[mine, 0])
+            self._all_tried[drafter] = self._all_tried[drafter] * common + tried[mine].sum(axis=0)
+            self._all_right[drafter] = self._all_right[drafter] * common + right[mine].sum(axis=0)
         judged = int(np.count_nonzero(tried[:, 0]))
         self.proposals_judged_total += judged
         self._judged += judged

@@ -15,7 +15,9 @@ from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
 from modelserve_worker.batch import (
     BY_LENGTH,
     IN_FLIGHT,
+    NOTHING_ASKED,
     AdmittedRequest,
+    Asked,
     Int32Array,
     SampledTokens,
     ScheduledBatch,
@@ -259,13 +261,12 @@ class RunningRequests:
             room = Speculation(drafting.most).step_rows(self.counters.running.size) - rows
             shares[(few > 0) & (np.cumsum(few) > room)] = 0
 
-    def drafts_to_ask(self, slots: Int32Array, drawn: Int32Array, *, drafting: Drafting) -> int:
+    def drafts_to_ask(self, slots: Int32Array, drawn: Int32Array, *, drafting: Drafting) -> Asked:
         """How many drafts a step makes behind itself, of requests that it draws so many tokens of, for the next one."""
         if not drafting.most or not len(slots):
-            return 0
-        counters = self.counters
-        room = counters.room_for_drafts(slots) - drawn
-        return drafting.ask(slots, room, context=float(counters.computed[slots].mean()))
+            return NOTHING_ASKED
+        room = self.counters.room_for_drafts(slots) - drawn
+        return drafting.ask(slots, room, context=float(self.counters.computed[slots].mean()))
 
     def segments(
         self, decodes: Int32Array, drafts: Int32Array, prefills: Int32Array, shares: Int32Array, *, most_drafts: int
@@ -396,4 +397,4 @@ class StepInFlight:
     slots: Int32Array
     sampling: Int32Array  # those of `slots` that get tokens, in order
     drawn: Int32Array  # how many each may get
-    asked: int  # drafts that it makes behind itself
+    asked: Asked  # behind itself

@@ -63,7 +63,7 @@ from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
 from modelserve_worker.scheduling.costs.step_costs import StepCosts
-from modelserve_worker.scheduling.drafting import Drafting
+from modelserve_worker.scheduling.drafting import AskedDrafters, Drafting
 from modelserve_worker.scheduling.held_back import HeldBack
 from modelserve_worker.scheduling.pages.arena import PageArena
 from modelserve_worker.scheduling.pages.page_table import PageTable
@@ -90,7 +90,7 @@ class Scheduler:
         pool_bytes: int,
         *,
         draft_tokens: int = 0,
-        asked_drafts: int = 0,
+        asked_drafts: AskedDrafters = (),
         step_costs: StepCosts | None = None,
         mixed_pace: MixedPace | None = None,
         prefix_caching: bool = False,
@@ -98,9 +98,9 @@ class Scheduler:
         looks_up: bool = False,
         events: CacheEvents | None = None,
     ) -> None:
-        """`draft_tokens`: how many the device's drafter proposes at a time, `asked_drafts` of them where a step asks
-        for them; with `step_costs` a step takes, and asks for, as many as pay. A draft must not write over a row that
-        it reads, nor one that its request reads if it is wrong. `tiers`, `looks_up`, `events`: see PrefixReuse."""
+        """`draft_tokens`: how many are proposed at a time, by `asked_drafts` where a step asks; with `step_costs`
+        what pays. A draft must not write over a row that it reads, nor one that its request reads if it is wrong.
+        `tiers`, `looks_up`, `events`: see PrefixReuse."""
         most = commit_first_tokens(geometry) if geometry.sliding_page.layers else 1 + draft_tokens
         assert draft_tokens < most, f"{draft_tokens} drafts write over rows in a window of {geometry.window}"
         self.limits, self.mixed_pace = limits, mixed_pace

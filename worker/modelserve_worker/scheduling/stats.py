@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modelserve.measured_speed import StepKind
+from modelserve_worker.batch import NOTHING_ASKED, Asked
 from modelserve_worker.request import Request
 
 
@@ -18,7 +19,7 @@ class TimedStep(NamedTuple):
     prompt_rows: int
     prompt_context: float  # keys that one of those rows attends to, on average
     drafts: int = 0  # rows of decodes beyond their first
-    asked: int = 0  # drafts made behind the step, of each request that it drew a token for
+    asked: Asked = NOTHING_ASKED  # drafts made behind the step, of each request that it drew a token for
 
     @property
     def kind(self) -> StepKind:

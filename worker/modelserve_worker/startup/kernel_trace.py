@@ -27,13 +27,15 @@ from triton.backends.compiler import GPUTarget
 from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_speculation
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.cuda_graphs import decode_graph_rows, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
+from modelserve.sizing.speculation import Speculation
+from modelserve_worker.attention.target_caches import PoolOfTarget
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
+from modelserve_worker.drafters.block_drafter import BlockDrafter
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource
 from modelserve_worker.kernels.compiling.launching import noted_by
 from modelserve_worker.kernels.operations import Operations
@@ -45,6 +47,7 @@ from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored.matrix import StoredMatrix
+from modelserve_worker.models.dflash import DFlash
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 from modelserve_worker.startup.device import compute_dtype, select_geometry
@@ -144,16 +147,16 @@ def kernel_launches(
         FakeTensorMode(),
     ):
         warnings.simplefilter("ignore")  # torch warns of pointers of fake tensors
-        tokens = max(args.max_num_batched_tokens, args.speculative.step_rows(args.max_num_seqs))
+        speculation = read_speculation(args, architecture)
+        tokens = max(args.max_num_batched_tokens, speculation.step_rows(args.max_num_seqs))
         ranks = args.tensor_parallel_size
         geometry = select_geometry(architecture, args)
         formats = Formats(weight_format, geometry.dtype, geometry.layout)
         operations = Operations(resolve(capability, architecture, formats, args.profile, ranks=ranks), _CUDA)
-        assistant = None if args.drafter is None else read_speculation(args, architecture).assistant
-        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks), assistant, at_start)
+        _run_steps(architecture, args, operations, weight_format, _RankAlone(size=ranks), speculation, at_start)
         if operations.table.sums_through_peers:  # which GPUs reach each other's memory is not known here
             joined = _joined_to_peers(architecture, ranks, rows=tokens, capability=capability)
-            _run_steps(architecture, args, operations, weight_format, joined, assistant, at_start)
+            _run_steps(architecture, args, operations, weight_format, joined, speculation, at_start)
     return list(launches)
 
 
@@ -175,31 +178,34 @@ def _run_steps(
     operations: Operations,
     weight_format: WeightFormat | None,
     parallel: _RankAlone,
-    assistant: AssistantArchitecture | None,
+    speculation: Speculation,
     at_start: bool,
 ) -> None:
-    from modelserve_worker.attention.fast_attention import KernelAttention, KernelCacheReader  # Triton, on GPUs alone
+    from modelserve_worker.attention.fast_attention import KernelAttention  # Triton, on GPUs alone
 
-    geometry = select_geometry(architecture, args, read_speculation(args, architecture).draft_cache)
+    geometry = select_geometry(architecture, args, speculation.draft_cache)
     longest = architecture.max_position_embeddings
     sizes: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": longest}
-    most_rows = args.speculative.rows
-    few_rows = args.speculative.step_rows(args.max_num_seqs)
+    most_rows = speculation.rows
+    few_rows = speculation.step_rows(args.max_num_seqs)
     tokens = max(args.max_num_batched_tokens, few_rows)
     placement = Placement(_CUDA, compute_dtype(architecture), parallel, weight_format, operations)
     model = Gemma4ForCausalLM(architecture, placement)
     _run_unlike_layers(model)
     for matrix in _run_matrices(model):
         matrix.repack()
-    _sample(architecture, args, operations, parallel, masked=not at_start)  # first: they take the longest to compile
+    _sample(
+        architecture, args, speculation, operations, parallel, masked=not at_start
+    )  # first: they take the longest to compile
     with unset_fake_temporarily():
         tables = BlockTables(geometry, **sizes, device=_CPU)
     tables.device = {kind: _on_cuda(table) for kind, table in tables.device.items()}
     scratch = geometry.global_page.page_bytes + geometry.sliding_page.page_bytes
-    captured_rows = decode_graph_rows(args.max_num_seqs, args.speculative)
+    captured_rows = decode_graph_rows(args.max_num_seqs, speculation)
     decodes, drafted = (tuple(r for r, few in captured_rows if few in of) for of in ({1}, {most_rows} - {1}))
     mixed = mixed_graph_sizes(tokens)
     last_rows = last_row_sizes(architecture, few_rows)
+    drafters = tuple(_drafters(speculation, model, args, tokens))
     for pool_bytes in (scratch, POOL_BYTES):
         cache = KVCache(geometry, pool_bytes, device=_CUDA)
         attention = KernelAttention(model, cache, tables, operations.table, max_model_len=longest, few_rows=few_rows)
@@ -209,12 +215,8 @@ def _run_steps(
                 device=_CPU, most_rows=most_rows, exact=operations.exact, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
-        if assistant is not None:
-            drafter = AssistantDrafter(
-                Gemma4Assistant(assistant, model), num_tokens=args.speculative.num_tokens,
-                max_num_seqs=args.max_num_seqs,
-            )  # fmt: skip
-            drafter.attach(partial(KernelCacheReader, attention=attention))
+        for drafter in drafters:
+            drafter.attach(PoolOfTarget(model, cache, tables, kernels=attention))
             for size in decodes[-1:] if profile else decodes:
                 drafter.run(size)
         kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [
@@ -227,13 +229,26 @@ def _run_steps(
             for rows in sorted({count for count in counts if count <= most}):
                 with unset_fake_temporarily():
                     step = views(rows)
-                _run(model, attention, _on_cuda(step), most_rows)
+                on_cuda = _on_cuda(step)
+                _run(model, attention, on_cuda, most_rows)
+                for drafter in drafters:
+                    drafter.store(on_cuda)
                 if step.chunks is not None and (profile or rows in UNCAPTURED_ROWS):  # as prompts are scored
                     _run(model, attention, _on_cuda(dataclasses.replace(step, narrowed=None)), most_rows)
                 if step.chunks is not None and rows == UNCAPTURED_ROWS[-1] and not at_start:
                     _run(model, attention, _on_cuda(dataclasses.replace(step, last_keys=step.positions)), most_rows)
                 for chunks in (1, MANY_CHUNKS) if step.chunks is not None and rows in UNCAPTURED_ROWS else ():
                     _run(model, attention, _on_cuda(_with_chunks(step, chunks)), most_rows)
+
+
+def _drafters(
+    speculation: Speculation, model: Gemma4ForCausalLM, args: EngineArgs, step_rows: int
+) -> Iterator[AssistantDrafter | BlockDrafter]:
+    sizes = {"num_tokens": speculation.num_tokens, "max_num_seqs": args.max_num_seqs}
+    if speculation.assistant is not None:
+        yield AssistantDrafter(Gemma4Assistant(speculation.assistant, model), **sizes)
+    if speculation.block is not None:
+        yield BlockDrafter(DFlash(speculation.block, model), model, **sizes, step_rows=step_rows)
 
 
 def _run_unlike_layers(model: Gemma4ForCausalLM) -> None:
@@ -277,12 +292,13 @@ def _with_chunks(step: Step, most_chunks: int) -> Step:
 
 
 def _sample(
-    architecture: ModelArchitecture, args: EngineArgs, operations: Operations, parallel: TensorParallel, *, masked: bool
-) -> None:
+    architecture: ModelArchitecture, args: EngineArgs, speculation: Speculation, operations: Operations,
+    parallel: TensorParallel, *, masked: bool,
+) -> None:  # fmt: skip
     with unset_fake_temporarily():
         slots = SamplingSlots(max_num_seqs=args.max_num_seqs, vocab_size=architecture.vocab_size, device=_CPU)
-    rows_each = args.speculative.rows
-    count, vocab_size = args.speculative.step_rows(args.max_num_seqs), architecture.vocab_size
+    rows_each = speculation.rows
+    count, vocab_size = speculation.step_rows(args.max_num_seqs), architecture.vocab_size
     sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
     logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
     rows = CandidateRows(
@@ -300,10 +316,10 @@ def _sample(
     if rows_each > 1:
         for placed in (1, 2, 4):
             backend.settle([(sampled, sampled)] * placed, sampled, sampled)
-    if args.speculative.prompt_lookup:
+    if speculation.prompt_lookup:
         history = torch.empty(args.max_num_seqs, architecture.max_position_embeddings, dtype=torch.int32, device=_CUDA)
         operations.lookup.remember(history, sampled, tokens, sampled, sampled, sampled)
-        operations.lookup.look_up(history, sampled, sampled, sampled, sampled, args.speculative.num_tokens)
+        operations.lookup.look_up(history, sampled, sampled, sampled, sampled, speculation.num_tokens)
 
 
 def _on_cuda(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,15 @@ from modelserve.engine_args import EngineArgs
 from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.speculation import STEP_DRAFTS
-from modelserve_worker.batch import NO_UPDATES, AdmittedRequest, Int32Array, ScheduledBatch
+from modelserve_worker.batch import (
+    NO_UPDATES,
+    NOTHING_ASKED,
+    AdmittedRequest,
+    Asked,
+    AskedDrafter,
+    Int32Array,
+    ScheduledBatch,
+)
 from modelserve_worker.request import SamplingParams
 
 _CPU_TOKENS = 64  # nothing is measured on the CPU: the steps show that the model runs
@@ -25,7 +34,7 @@ _KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
 
 
 def heaviest_steps(
-    args: EngineArgs, *, longest: int, on_gpu: bool, draft_tokens: int = 0, asked: int = 0
+    args: EngineArgs, *, longest: int, on_gpu: bool, draft_tokens: int = 0, asked: Sequence[AskedDrafter] = ()
 ) -> tuple[ScheduledBatch, ...]:
     """Steps that a runner made for `args` takes, over a model of `longest` positions: the largest that there are on a
     GPU, and small ones on the CPU. None has more tokens than a step may have. `draft_tokens` may follow a decode."""
@@ -36,9 +45,12 @@ def heaviest_steps(
     return profile_batches(start=start, tokens=tokens, rows=args.max_num_seqs, few=few, asked=asked)
 
 
-def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: int = 0) -> tuple[ScheduledBatch, ...]:
+def profile_batches(
+    *, start: int, tokens: int, rows: int, few: int = 1, asked: Sequence[AskedDrafter] = ()
+) -> tuple[ScheduledBatch, ...]:
     """Two prefill chunks of positions [start, start + tokens), then `rows` decodes of `few` rows each, as far as a
-    step has drafts, then those that kernels draw. Behind decodes `asked` drafts are made.
+    step has drafts, then those that kernels draw. Behind the first decodes the first of the drafters that are `asked`
+    makes as many as it may, behind the others the last.
 
     A block of the first chunk is scored, for which a model that narrows its steps computes all rows in all layers.
     Every table entry names page 0.
@@ -53,10 +65,11 @@ def profile_batches(*, start: int, tokens: int, rows: int, few: int = 1, asked: 
         for step, given in enumerate((min(tokens - 1, PROMPT_SCORE_ROWS), 0))
     )
     drafts = few - 1
+    most = [Asked(drafter.most, number) for number, drafter in enumerate(asked)] or [NOTHING_ASKED]
     each = 1 + np.clip(STEP_DRAFTS - drafts * np.arange(rows), 0, drafts).astype(np.int32)
     decodes = (
-        replace(_profile_batch(step, start=start, lengths=each, drawn=each, admitted=admitted), asked=asked)
-        for step, admitted in enumerate((heavy, drawn), start=2)
+        replace(_profile_batch(step, start=start, lengths=each, drawn=each, admitted=admitted), asked=of)
+        for step, (admitted, of) in enumerate(((heavy, most[0]), (drawn, most[-1])), start=2)
     )
     return *chunks, *decodes
 

@@ -97,7 +97,8 @@ def start_rank(
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
     weight_format = read_weight_format(directory)
-    geometry = select_geometry(architecture, args, inspection.read_speculation(args, architecture).draft_cache)
+    speculation = inspection.read_speculation(args, architecture)
+    geometry = select_geometry(architecture, args, speculation.draft_cache)
     table = kernel_table(found, architecture, geometry, args, weight_format)
     used_before = 0
     if device.type == "cuda":
@@ -114,7 +115,8 @@ def start_rank(
         kernel_cache.use_kernel_cache()
         compilations = kernel_cache.compilations
     probe = GPUMemoryProbe(device, used_before=used_before) if device.type == "cuda" else None
-    parallel = _join(args, architecture, table, device, probe, rank=rank, init_method=init_method)
+    step_rows = max(args.max_num_batched_tokens, speculation.step_rows(args.max_num_seqs))
+    parallel = _join(args, architecture, table, device, probe, rank=rank, init_method=init_method, step_rows=step_rows)
     if rank == 0:
         logger.info("kernels: %s", "\n  ".join(table.lines()))
     phases.end("device")
@@ -127,11 +129,11 @@ def start_rank(
     if model.operations.exact:
         with compilations():
             check_exact(model)
-    drafter = drafter_of(args, model)
+    drafter = drafter_of(args, model, speculation)
     phases.end("weights")
     beside_graphs = 0
     if table.on_kernels:
-        few_rows = args.speculative.step_rows(args.max_num_seqs)
+        few_rows = speculation.step_rows(args.max_num_seqs)
         beside_graphs = sampling_bytes(architecture, rows=few_rows, tensor_parallel_size=args.tensor_parallel_size)
     with compilations():
         runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
@@ -208,12 +210,13 @@ def _join(
     *,
     rank: int,
     init_method: str,
+    step_rows: int,
 ) -> TensorParallel:
     """Meet the other ranks, and on GPUs have their communicator made and measured."""
     tokens = args.max_num_batched_tokens
     sizes = {
         "tensor_parallel_size": args.tensor_parallel_size,
-        "rows": max(tokens, args.speculative.step_rows(args.max_num_seqs)),
+        "rows": step_rows,
     }
     joined = join_tensor_parallel(
         rank=rank,

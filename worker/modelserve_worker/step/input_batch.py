@@ -10,19 +10,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from modelserve.errors import InvalidInput
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.speculation import Speculation
-from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, row_places, spare_from, stored_from
+from modelserve_worker.batch import (
+    IN_FLIGHT,
+    ScheduledBatch,
+    draft_stored_from,
+    row_places,
+    spare_from,
+    stored_from,
+)
 from modelserve_worker.kernels.step import Draws, Segments, Step
 from modelserve_worker.step.chunk_passes import SECTION, ChunkPasses, PassSize
+from modelserve_worker.step.packing_limits import PackingLimits
 from modelserve_worker.step.segment_columns import Ints, of_rows, row_by_row
 from modelserve_worker.step.staging import StagingBuffer
 
 _PADDING = -1
 _SEGMENT = ("slots", "starts", "lengths", "rows")  # columns of Segments
 _ROW = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
+_RING = "ring_slots"  # a column of rows, where a drafter has layers with windows
 _SAMPLED = ("sampled_rows", "sampled_slots", "sampled_positions", "output_counts")
 _DRAWS = ("draw_slots", "draw_firsts", "draw_lengths", "draw_rows")
 _KEPT = ("kept", "kept_slots", "kept_positions")
@@ -66,12 +74,14 @@ class StepPacker:
         self.most_rows = most_rows
         self.exact = exact
         self._geometry = geometry
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._speculation = Speculation(most_rows - 1)
         self._few = self._speculation.step_rows(max_num_seqs)  # rows of segments that are no chunks
         self._max_tokens = max(max_num_batched_tokens, self._few)
+        self._limits = PackingLimits(
+            max_num_seqs=max_num_seqs, max_tokens=self._max_tokens, few_rows=self._few, most_rows=most_rows,
+            vocab_size=vocab_size, max_model_len=max_model_len,
+        )  # fmt: skip
         self._blocks = blocks
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
         self._most_segments = self._few if exact else max_num_seqs
@@ -82,10 +92,13 @@ class StepPacker:
         if most_rows > 1:
             decodes["assumed"] = max_num_seqs
         self._passes = ChunkPasses(max_num_seqs)
-        self._decodes = StagingBuffer({"num_rows": 1, **_sections("", _ROW, self._few), **decodes}, device)
+        draft = geometry.draft
+        self._rings = draft if draft is not None and draft.window_layers else None
+        row = (*_ROW, _RING) if self._rings is not None else _ROW
+        self._decodes = StagingBuffer({"num_rows": 1, **_sections("", row, self._few), **decodes}, device)
         self._any = StagingBuffer(
             {
-                "num_rows": 1, **_sections("", _ROW, self._max_tokens), **decodes, **chunks, "num_kept": 1, **kept,
+                "num_rows": 1, **_sections("", row, self._max_tokens), **decodes, **chunks, "num_kept": 1, **kept,
                 **self._passes.sections,
             },
             device,
@@ -107,7 +120,7 @@ class StepPacker:
 
         Raises InvalidInput when the batch breaks the contract of `modelserve_worker.batch`.
         """
-        self._check(batch)
+        self._limits.check(batch)
         decodes = batch.decodes(self.most_rows)
         chunked = decodes < batch.num_requests
         staging = self._any if chunked else self._decodes
@@ -218,6 +231,7 @@ class StepPacker:
             token_ids=token_ids,
             narrowed=narrowed,
             assumed=staging.device("assumed") if self.most_rows > 1 else None,
+            ring_slots=staging.device(_RING)[:rows] if self._rings is not None else None,
         )
 
     def _few_rows(self, staging: StagingBuffer, prefix: str, count: int, *, few: int, settled: bool = True) -> Segments:
@@ -239,37 +253,6 @@ class StepPacker:
             kept=kept,
         )
 
-    def _check(self, batch: ScheduledBatch) -> None:
-        """On a GPU an index outside an array ends the process; here it ends one step."""
-        name = f"step {batch.step}"
-        if not batch.num_tokens or (batch.lengths < 1).any() or batch.lengths.sum() != batch.num_tokens:
-            raise InvalidInput(f"{name} has no tokens, or not as many as its requests' lengths add up to")
-        if batch.num_requests > self._max_num_seqs or batch.num_tokens > self._max_tokens:
-            raise InvalidInput(
-                f"{name} has {batch.num_requests} requests and {batch.num_tokens} tokens; the runner was made for "
-                f"{self._max_num_seqs} and {self._max_tokens}"
-            )
-        drawn = batch.drawn
-        if drawn.min() < 0 or drawn.max() > self.most_rows or (batch.sampled > batch.lengths).any():
-            raise InvalidInput(f"{name} draws tokens of rows that it does not have, or of more than {self.most_rows}")
-        decodes = batch.decodes(self.most_rows)
-        if (rows := int(batch.lengths[:decodes].sum())) > self._few:
-            raise InvalidInput(f"{name} has {rows} rows in segments that are no chunks; there is room for {self._few}")
-        few = np.arange(batch.num_requests) < decodes
-        if few.any() and batch.lengths[few].max() > self.most_rows:
-            raise InvalidInput(f"{name} has a decode of more than {self.most_rows} rows")
-        lowest: Ints | int = 0
-        if few.all():
-            lowest = -self.most_rows
-        elif few.any():
-            lowest = np.where(of_rows(batch, few), np.int32(-self.most_rows), np.int32(0))
-        if (batch.token_ids < lowest).any() or batch.token_ids.max() >= self._vocab_size:
-            raise InvalidInput(f"{name}: a token id outside 0..{self._vocab_size - 1}")
-        if batch.slots.min() < 0 or batch.slots.max() >= self._max_num_seqs or batch.starts.min() < 0:
-            raise InvalidInput(f"{name}: a slot outside 0..{self._max_num_seqs - 1} or a position below 0")
-        if (last := int((batch.starts + batch.lengths).max())) > self._max_model_len:
-            raise InvalidInput(f"{name} computes {last} positions; block tables are for {self._max_model_len}")
-
     def _kept_window(self, batch: ScheduledBatch, *, narrows: bool) -> Ints | int:
         """Rows of each segment that sliding layers keep: the window of the first row that is read from pages, where
         others are not computed."""
@@ -289,6 +272,7 @@ class StepPacker:
             few = int(batch.lengths[:decodes].sum())
             positions = self._numbers[:tokens] + of_rows(batch, batch.starts - firsts)
             slots = of_rows(batch, batch.slots)
+        rings = slots
         if decodes < batch.num_requests:
             ends = batch.starts + batch.lengths
             kept_from = np.minimum(stored_from(self._geometry, ends), ends - window)
@@ -297,6 +281,10 @@ class StepPacker:
                 spare = (commits < 0) & (positions >= of_rows(batch, spare_from(self._geometry, ends)))
                 commits = np.where(spare, of_rows(batch, batch.spare_slots), commits)
             commits[:few] = _PADDING
+            if self._rings is not None:
+                kept = positions >= of_rows(batch, draft_stored_from(self._rings, ends))
+                kept[:few] = True
+                rings = np.where(kept, slots, _PADDING)
         sliding = staging.host("sliding_slots")
         sliding[:few] = slots[:few] if len(slots) > 1 else slots
         sliding[few:rows] = _PADDING
@@ -305,6 +293,7 @@ class StepPacker:
             ("positions", positions, _PADDING),
             ("global_slots", slots, _PADDING),
             ("commit_slots", commits, _PADDING),
+            *([(_RING, rings, _PADDING)] if self._rings is not None else []),
         ):
             section = staging.host(name)
             section[:tokens] = values

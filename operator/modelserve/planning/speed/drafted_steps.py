@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.draft_time import Proposing
 from modelserve.planning.speed.step_time import RankSpeed, StepTime
 from modelserve.sizing.cuda_graphs import decode_graph_rows
 from modelserve.sizing.speculation import STEP_DRAFTS, Speculation
@@ -93,7 +93,7 @@ class DraftedSteps:
     def __init__(
         self,
         steps: VerifyingSteps,
-        proposing: DraftSpeed | None,
+        proposing: Proposing | None,
         *,
         chances: Sequence[float],
         fixed: bool,
@@ -107,17 +107,17 @@ class DraftedSteps:
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
         reading = tuple(self._steps.reading(decodes, context=context, drafted=drafted) for drafted in (False, True))
-        draft = self._proposing.seconds(decodes, context=context) if self._proposing is not None else 0.0
-        return max((self._step(drafts, decodes, reading, draft) for drafts in self._counts), key=_rate)
+        return max((self._step(drafts, decodes, reading, context) for drafts in self._counts), key=_rate)
 
-    def _step(self, drafts: int, decodes: float, reading: Sequence[float], draft: float) -> DraftedStep:
+    def _step(self, drafts: int, decodes: float, reading: Sequence[float], context: float) -> DraftedStep:
+        proposing = self._proposing if drafts else None
         share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
         time = self._steps.time(
             decodes * (1.0 + drafts * share),
             drafted=drafts > 0,
             requests=decodes,
             cache=reading[drafts > 0],
-            drafts=drafts * draft,
+            drafts=proposing.seconds(decodes, drafts, context=context) if proposing is not None else 0.0,
         )
         return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
 

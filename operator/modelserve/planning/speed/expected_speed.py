@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.draft_time import Proposing, draft_speeds
 from modelserve.planning.speed.drafted_steps import DraftedStep, DraftedSteps, VerifyingSteps
 from modelserve.planning.speed.engine_rates import engine_rates
 from modelserve.planning.speed.prompt_rows import PromptCost, rows_alone
@@ -40,7 +40,7 @@ _ROUNDS = 5  # of the equation for d: more of them change less than the formulas
 
 
 # What was made of equal arguments is the same object, so that `load_speed` is asked once for equal candidates.
-_rank_speed, _draft_speed = lru_cache(maxsize=SPEEDS)(RankSpeed), lru_cache(maxsize=SPEEDS)(DraftSpeed)
+_rank_speed, _draft_speeds = lru_cache(maxsize=SPEEDS)(RankSpeed), lru_cache(maxsize=SPEEDS)(draft_speeds)
 
 
 @dataclass(frozen=True)
@@ -107,19 +107,18 @@ def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | N
     """Steps with drafts of a candidate; None where it has none, nobody knows how often they are right,
     or, on the CPU, what their rows take."""
     drafts = wishes.drafts
-    known = drafts is not None and drafts.chances and (fit.speculation.assistant is not None or drafts.uri is None)
+    known = drafts is not None and drafts.chances and (fit.speculation.drafters or drafts.uri is None)
     if drafts is None or not known or not fit.speculation.num_tokens or fit.accelerator.is_cpu:
         return None
-    assistant, proposing = fit.speculation.assistant, None
-    if assistant is not None:
-        proposing = _draft_speed(assistant, fit.accelerator, fit.geometry, tensor_parallel=fit.tensor_parallel)
+    speeds = _draft_speeds(fit.speculation, fit.accelerator, fit.geometry, tensor_parallel=fit.tensor_parallel)
+    proposing = speeds[0] if speeds else None
     return _drafted_steps(rank, proposing, fit.sequences, fit.speculation, drafts.chances, fixed=drafts.fixed)
 
 
 @lru_cache(maxsize=SPEEDS)
 def _drafted_steps(
     rank: RankSpeed,
-    proposing: DraftSpeed | None,
+    proposing: Proposing | None,
     max_num_seqs: int,
     speculation: Speculation,
     chances: tuple[float, ...],

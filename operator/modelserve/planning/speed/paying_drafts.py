@@ -24,13 +24,13 @@ def evaluate_drafted(
     found = evaluate(wishes, architecture, accelerator, gpus=gpus)
     if drafts is None:
         return found
-    plain = wishes.without_assistant if drafts.speculation.assistant else wishes.without_drafts
+    plain = wishes.without_assistant if drafts.speculation.drafters else wishes.without_drafts
     bare = evaluate(plain, architecture, accelerator, gpus=gpus)
     if not isinstance(bare, Fit) or drafts.uri is None:
         return found if drafts.uri is None else bare
     if not isinstance(found, Fit):
         return replace(bare, undrafted=f"the assistant {drafts.uri} is left out: there is no room for it")
-    if found.speculation.assistant is None or not drafts.where_it_pays:
+    if not found.speculation.drafters or not drafts.where_it_pays:
         return found
     why = _no_gain(found, bare, architecture, wishes, plain)
     return replace(bare, undrafted=f"the assistant {drafts.uri} is left out: {why}") if why else found

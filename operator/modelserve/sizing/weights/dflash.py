@@ -11,6 +11,10 @@ from modelserve.sizing.draft_pages import DraftCache
 from modelserve.sizing.weights.text import WeightTensor
 
 TOKEN_BYTES = 4  # of a token that an own head scores
+LAYER_NODES = 22  # kernels of a layer of a block: products, norms, rotations, attention in two, sums and activations
+BLOCK_NODES = 16  # of a block: embedding, mask, rotations, norms, head, the largest, and copies
+WALK_NODES = 8  # of a token that follows from the one before it
+STORE_NODES, STORED_LAYER_NODES = 8, 5  # of a step: taps are projected, and each layer's rows go to pages
 
 
 def draft_cache(drafter: DFlashArchitecture) -> DraftCache:
@@ -22,7 +26,6 @@ def draft_cache(drafter: DFlashArchitecture) -> DraftCache:
         window=drafter.window or 0,
         kv_heads=drafter.num_key_value_heads,
         head_dim=drafter.head_dim,
-        v_only=drafter.k_eq_v,
         element_bytes=dflash_element_bytes(drafter),
     )
 
@@ -108,3 +111,21 @@ def dflash_ranks_problem(drafter: DFlashArchitecture, tensor_parallel_size: int)
     if kv_heads % tensor_parallel_size and tensor_parallel_size % kv_heads:
         return f"its {kv_heads} KV heads are neither shared evenly by {tensor_parallel_size} GPUs nor shared by several"
     return None
+
+
+def block_buffer_bytes(drafter: DFlashArchitecture, *, num_tokens: int, max_num_seqs: int, step_rows: int) -> int:
+    """What a drafter holds at fixed addresses: of each row of a step what the target leaves behind the tapped layers;
+    of each sequence its slot, token and position, its drafts, and how many these are by what is asked for."""
+    tapped = step_rows * len(drafter.taps) * drafter.hidden_size * dflash_element_bytes(drafter)
+    return tapped + max_num_seqs * (4 + 2 * num_tokens) * 4
+
+
+def kernels_per_block(drafter: DFlashArchitecture) -> int:
+    """Kernels of a captured launch that drafts a block for each of some requests."""
+    walks = drafter.num_drafts if drafter.markov_rank or drafter.selector_rank else 0
+    return LAYER_NODES * drafter.num_hidden_layers + BLOCK_NODES + WALK_NODES * walks
+
+
+def kernels_per_store(drafter: DFlashArchitecture) -> int:
+    """Kernels that each step of the target has more, behind its layers and for their taps."""
+    return len(drafter.taps) + STORE_NODES + STORED_LAYER_NODES * drafter.num_hidden_layers

@@ -94,6 +94,37 @@ class Turns(NamedTuple):
     PAIRS: tl.constexpr
 
 
+@bundle
+class DraftPages(NamedTuple):
+    """A drafter's rows of one layer in global pages: planes [HEADS, PAGE, D] of K and V, each from its address in page
+    0. Logical page l is at entry FIRST + l of the block table, l modulo ENTRIES where that is not 0."""
+
+    table: Tensor  # int32 [slots, entries] numbers of pages
+    table_stride: int
+    k: Tensor
+    v: Tensor
+    stride: int  # elements from page n to page n + 1, less than none
+    HEADS: tl.constexpr
+    D: tl.constexpr
+    PAGE: tl.constexpr
+    FIRST: tl.constexpr
+    ENTRIES: tl.constexpr
+
+
+@bundle
+class Blocks(NamedTuple):
+    """S blocks of ROWS rows that a drafter computes at once: q [S, ROWS, Hq, D] of GROUP heads a head of keys, k and v
+    [S, ROWS, HEADS, D], whose rows of HEADS * D may lie apart."""
+
+    q: Tensor
+    k: Tensor
+    k_stride: int  # elements from row to row
+    v: Tensor
+    v_stride: int
+    ROWS: tl.constexpr
+    GROUP: tl.constexpr
+
+
 @dataclass(frozen=True, eq=False)
 class LayerPages:
     """One layer's pages in a pool: how its rows lie, the block table, int32 [slots, entries], and the pool, bytes."""

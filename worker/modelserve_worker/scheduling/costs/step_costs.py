@@ -8,10 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from modelserve.planning.speed.draft_time import DraftSpeed
+from modelserve.planning.speed.draft_time import Proposing
 from modelserve.planning.speed.drafted_steps import VerifyingSteps
 from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.sizing.speculation import Speculation
+from modelserve_worker.batch import AskedDrafter
 from modelserve_worker.scheduling.stats import TimedStep
 
 Seconds = NDArray[np.float64]
@@ -29,8 +30,9 @@ class StepCosts(Protocol):
         float64 [most_drafts + 1], in s. Of their ratios alone something follows."""
         ...
 
-    def draft_seconds(self, requests: int, *, context: float) -> float:
-        """Of one draft of so many requests, by a drafter that is asked for it, in s."""
+    def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> Seconds:
+        """Of drafts of so many requests by one of the drafters that are asked, by how many of each it is asked for:
+        float64 [most + 1], in s; none take none."""
         ...
 
     def observe(self, steps: Sequence[TimedStep]) -> None:
@@ -43,10 +45,10 @@ class PlannedCosts:
     the experts that their rows choose, which padding does not."""
 
     def __init__(
-        self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation, drafts: DraftSpeed | None = None
+        self, speed: RankSpeed, *, max_num_seqs: int, speculation: Speculation, drafts: Sequence[Proposing] = ()
     ) -> None:
-        """`drafts`: of an assistant, where there is one."""
-        self._drafts = drafts
+        """`drafts`: of the drafters that are asked, in their order."""
+        self._drafts = tuple(drafts)
         self._steps = steps = VerifyingSteps(speed, max_num_seqs=max_num_seqs, speculation=speculation)
         self._alone = np.array([steps.time(max(1, rows), drafted=False).seconds for rows in range(max_num_seqs + 1)])
         times = [steps.time(max(1, rows), drafted=True) for rows in range(speculation.step_rows(max_num_seqs) + 1)]
@@ -61,8 +63,12 @@ class PlannedCosts:
         seconds[0] = self._alone[decodes] + alone
         return seconds
 
-    def draft_seconds(self, requests: int, *, context: float) -> float:
-        return 0.0 if self._drafts is None else self._drafts.seconds(requests, context=context)
+    def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> Seconds:
+        if drafter >= len(self._drafts):
+            return np.zeros(most + 1)
+        return np.array(
+            [self._drafts[drafter].seconds(requests, drafts, context=context) for drafts in range(most + 1)]
+        )
 
     def observe(self, steps: Sequence[TimedStep]) -> None:
         """Plans are kept."""
@@ -72,30 +78,43 @@ class MeasuredCosts:
     """A constant and a term per row, fitted to the latest steps of decodes: on the CPU, and on a GPU that no plan
     knows. What steps take longer that make drafts is what these take, of each request the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafters: Sequence[AskedDrafter] = ()) -> None:
+        self._at_once = [drafter.at_once for drafter in drafters] or [False]
         self._products = np.zeros((2, 2))
         self._targets = np.zeros(2)
-        self._draft: float | None = None  # of one request, in s
+        self._draft: list[float | None] = [None] * len(self._at_once)  # of one request, by drafter, in s
 
     def seconds(self, decodes: int, most_drafts: int, *, context: float) -> Seconds:  # noqa: ARG002 - in the constant
         constant, row = self._fitted()
         found: Seconds = constant + row * (decodes + np.arange(most_drafts + 1.0))
         return found
 
-    def draft_seconds(self, requests: int, *, context: float) -> float:  # noqa: ARG002 - in the mean
-        constant, row = self._fitted()
-        return requests * (_DRAFT_SHARE * (constant + row) if self._draft is None else self._draft)
+    def draft_seconds(
+        self,
+        drafter: int,
+        requests: int,
+        most: int,
+        *,
+        context: float,  # noqa: ARG002 - in the mean
+    ) -> Seconds:
+        (constant, row), draft, counts = self._fitted(), self._draft[drafter], np.arange(most + 1.0)
+        each = _DRAFT_SHARE * (constant + row) if draft is None else draft
+        passes = np.minimum(counts, 1.0) if self._at_once[drafter] else counts
+        found: Seconds = requests * each * passes
+        return found
 
     def observe(self, steps: Sequence[TimedStep]) -> None:
         for step in steps:
             if step.prompt_rows or not step.decodes:
                 continue
-            rows, drafts = step.decodes + step.drafts, step.decodes * step.asked
+            of = step.asked.drafter
+            passes = min(1, step.asked.tokens) if self._at_once[of] else step.asked.tokens
+            rows, drafts, before = step.decodes + step.drafts, step.decodes * passes, self._draft[of]
             if drafts and self._products[0, 0]:
                 constant, row = self._fitted()
                 draft = max(0.0, step.seconds - constant - row * rows) / drafts
-                self._draft = draft if self._draft is None else self._draft + (1 - _DECAY) * (draft - self._draft)
-            if not drafts or self._draft is None:  # the first steps of all are better than none
+                self._draft[of] = draft if before is None else before + (1 - _DECAY) * (draft - before)
+            if not drafts or self._draft[of] is None:  # the first steps of all are better than none
                 self._add(rows, step.seconds)
 
     def _add(self, rows: float, seconds: float) -> None:
