@@ -64,6 +64,12 @@ def test_ids_and_marks_are_those_of_encoding_everything(name: str) -> None:
     assert plain._known.bytes == 0
 
 
+def test_what_is_kept_counts_with_the_name_of_whom_it_is_for() -> None:
+    known, text, ids = KnownPieces(MOST), "a" * LEAST_CHARACTERS, array("i", range(50))
+    known.keep("t" * 5_000, text, ids)
+    assert known.bytes >= 5_000 + sys.getsizeof(text) + sys.getsizeof(ids)
+
+
 def test_known_pieces_are_not_encoded_again_but_in_their_own_namespace() -> None:
     honest = Tokenizer.from_file(str(MODELS / "gemma4-tiny-ple" / "tokenizer.json"))
     asked: list[str] = []
