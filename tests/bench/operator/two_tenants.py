@@ -14,6 +14,9 @@ The other tenant has pods that can never start and ask for the same GPUs (no suc
 that nobody made, an anti-affinity against itself), a pod that waits for the very GPUs with a lower priority, and
 ModelServes: one whose spec is broken as it begins to move, one without room, one whose worker has never run, and ones
 that ask for a buffer of a million and for host names of others. Its serving workers must all be there at the end.
+Exit status 1 where the tenant takes more than 1.2 times as long beside the other one, and 15 s more: a ModelServe looks
+that often whether it is its turn, and one update of twelve takes 100 or 180 s as these looks fall. What another tenant
+must not cause are waits of minutes.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ OLD, NEW = "worker:0.2.0", "worker:0.2.1"
 CLASS = "serving"
 FULL, ROOM = 3, 9  # ModelServes of the tenant on each pool
 ON_NODE = 16  # GPUs of a node with room: each holds all workers of the pool
-MOST_RATIO = 1.2
+MOST_RATIO, LOOK_S = 1.2, 15.0
 ALLOWED = [
     {"namespaces": [BAD], "bufferReplicas": 4, "hostnames": ["*.tenant-b.example"], "gateways": ["*"]},
     {"namespaces": ["*"]},
@@ -273,9 +276,9 @@ def main() -> None:
             figures[hostile].append(found)
             shown = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in found.items())
             print(f"round {number + 1}, {'hostile' if hostile else 'alone'}: {shown}", flush=True)
-    worst = 0.0
+    late = False
     for what in figures[False][0]:
         alone, beside = (statistics.median(each[what] for each in figures[hostile]) for hostile in (False, True))
-        worst = max(worst, beside / alone)
+        late |= beside > MOST_RATIO * alone + LOOK_S
         print(f"{what:>8}: alone {alone:6.1f} s, beside the hostile tenant {beside:6.1f} s: {beside / alone:.2f} x")
-    sys.exit(0 if worst <= MOST_RATIO else 1)
+    sys.exit(late)
