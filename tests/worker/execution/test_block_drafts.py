@@ -59,7 +59,7 @@ class Compared(Drafter):
         return proposal
 
 
-@pytest.mark.parametrize("kind", ["zlab", "dflash", "dspark", "dflash2"])
+@pytest.mark.parametrize("kind", ["zlab", "dspark"])
 def test_what_is_paged_is_what_the_text_says(kind: str, tmp_path: Path) -> None:
     directory = write_block_drafter(tmp_path / kind, TARGET, kind=kind)
     trained, model = TrainedModel(TARGET), load_checkpoint(TARGET)

@@ -20,8 +20,8 @@ from modelserve_worker.step.block_tables import BlockTables
 SLOTS, LONGEST, WINDOW = 3, 512, 100
 # Heads of keys, queries of each, width, rows of a block, window, causal: z-lab's layers, RedHat's and DeepSpec's.
 SHAPES = [
-    (2, 8, 128, 16, WINDOW, True), (2, 8, 128, 16, None, False), (2, 2, 256, 8, None, False),
-    (2, 2, 256, 8, WINDOW, False), (1, 16, 512, 7, None, True), (2, 1, 64, 4, WINDOW, True),
+    (2, 8, 128, 16, WINDOW, True), (2, 2, 256, 8, None, False), (1, 16, 512, 7, None, True),
+    (2, 1, 64, 4, WINDOW, True),
 ]  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_blocks_see_what_was_stored_and_themselves(
             assert torch.equal(plain._stored(0, name, slot, seen).transpose(0, 1), kept[seen])
 
 
-@pytest.mark.parametrize("requests", [1, 40])
+@pytest.mark.parametrize("requests", [1, 33])
 def test_keys_are_cut_into_parts_where_few_blocks_read_them(requests: int, device: torch.device) -> None:
     """One block's keys are read by many programs, those of many blocks by one each: both are right."""
     generator, dtype = torch.Generator().manual_seed(requests), torch.float32
