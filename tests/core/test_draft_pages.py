@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rank_of import rank_of
 
 from modelserve.errors import InvalidInput
+from modelserve.published import published_assistant
 from modelserve.sizing.draft_pages import DraftCache, DraftPages
 from modelserve.sizing.kernel_buffers import kernel_buffers
 from modelserve.sizing.memory import memory_plan
@@ -20,6 +21,7 @@ from modelserve.sizing.prefixes import window_bytes
 from modelserve.sizing.speculation import MOST_DRAFTS, Speculation
 
 GIB = 1 << 30
+ZLAB = published_assistant("hf://z-lab/gemma-4-31B-it-DFlash").assistant
 DFLASH = DraftCache(full_layers=1, window_layers=4, window=2048, kv_heads=8, head_dim=128)
 ALL_FULL = DraftCache(full_layers=5, window_layers=0, window=0, kv_heads=8, head_dim=128)
 ALL_WINDOW = DraftCache(full_layers=0, window_layers=5, window=2048, kv_heads=8, head_dim=128)
@@ -168,7 +170,9 @@ def test_requests_with_rings_are_counted(geometry: CacheGeometry, pool: int, len
 def test_tables_of_a_rank_have_the_ring() -> None:
     architecture = architecture_of("31B")
     without = rank_of(architecture, speculation=Speculation(15))
-    drafted = rank_of(architecture, speculation=Speculation(15, draft_cache=DFLASH))
+    speculation = Speculation().with_drafter(ZLAB, as_many_as_pay=True)
+    assert (speculation.num_tokens, speculation.draft_cache) == (15, DFLASH)
+    drafted = rank_of(architecture, speculation=speculation)
     more = kernel_buffers(architecture, drafted)["block_tables"] - kernel_buffers(architecture, without)["block_tables"]
     assert more == 64 * 16 * 4  # 13 entries, padded
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.errors import UnsupportedModel
 from modelserve.model.architecture import LayerKind, ModelArchitecture, architecture_fields
+from modelserve.model.drafter_config import faults_of_a_config
 
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
@@ -64,22 +65,15 @@ class AssistantArchitecture(ModelArchitecture):
             )
         ordered = bool(config.get("use_ordered_embeddings"))
         try:
-            fields = architecture_fields(config["text_config"], config) | {
-                "backbone_hidden_size": config["backbone_hidden_size"],
-                "num_centroids": int(config["num_centroids"]) if ordered else 0,
-                "centroid_top_k": int(config["centroid_intermediate_top_k"]) if ordered else 0,
-            }
-            return cls.model_validate(fields)
-        except KeyError as error:
-            raise InvalidInput(f"drafter: config.json lacks {error.args[0]!r}", field=str(error.args[0])) from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise InvalidInput(f"drafter: config.json: {field or 'geometry'}: {first['msg']}") from error
+            with faults_of_a_config():
+                fields = architecture_fields(config["text_config"], config) | {
+                    "backbone_hidden_size": config["backbone_hidden_size"],
+                    "num_centroids": int(config["num_centroids"]) if ordered else 0,
+                    "centroid_top_k": int(config["centroid_intermediate_top_k"]) if ordered else 0,
+                }
+                return cls.model_validate(fields)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"drafter: {error}") from error
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InvalidInput(f"drafter: config.json: {error}") from error
 
 
 def pair_problem(target: ModelArchitecture, assistant: AssistantArchitecture) -> str | None:

@@ -23,7 +23,6 @@ class Speculation:
     assistant: AssistantArchitecture | None = None  # proposals come of one that runs beside the model
     block: DFlashArchitecture | None = None  # and of one that drafts a block at once
     prompt_lookup: bool = False  # proposals come of the request's own tokens, of which the device keeps a copy
-    draft_cache: DraftCache | None = None  # rows that a drafter keeps of every token, in the model's cache
 
     def with_drafter(self, drafter: DrafterArchitecture, *, as_many_as_pay: bool) -> Speculation:
         """With this one, too. A block has as many tokens as it was trained for, where those are proposed that pay."""
@@ -33,12 +32,17 @@ class Speculation:
         count = max(most, 0 if alone else self.num_tokens) if as_many_as_pay else self.num_tokens
         if alone:
             count = min(count, most)
-        return replace(self, num_tokens=count, block=drafter, draft_cache=draft_cache(drafter))
+        return replace(self, num_tokens=count, block=drafter)
 
     @property
     def without_drafters(self) -> Speculation:
         """Prompt lookup alone, of as many tokens."""
-        return replace(self, assistant=None, block=None, draft_cache=None)
+        return replace(self, assistant=None, block=None)
+
+    @property
+    def draft_cache(self) -> DraftCache | None:
+        """Rows that a drafter keeps of every token, in the model's cache."""
+        return None if self.block is None else draft_cache(self.block)
 
     @property
     def drafters(self) -> tuple[DrafterArchitecture, ...]:

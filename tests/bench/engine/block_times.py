@@ -100,8 +100,8 @@ def measured(name: str, config: dict[str, Any], model: Gemma4ForCausalLM, *, req
     parameters = sum(p.numel() for layer in network.layers for p in layer.parameters() if p.dim() > 1)
     lines = []
     for count in requests:
-        drafter._places[0, :count] = torch.arange(count, device=CUDA)
-        drafter._places[2, :count] = context
+        drafter.buffers.slots[:count] = torch.arange(count, device=CUDA)
+        drafter.buffers.positions[:count] = context
         took = milliseconds(lambda count=count: drafter.run(count))
         row = 2 * 2 * of.num_key_value_heads * of.head_dim
         rows = kept.full_layers * context + kept.window_layers * min(context, kept.window)

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dense_attention import DenseAttention
 from dflash_drafters import CONFIGS, DenseDraftAttention, write_drafter
-from safetensors.torch import load_file, save_file
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.pages import CacheGeometry, KVCacheDtype, KVCacheLayout, cache_geometry
 from modelserve.sizing.weights.dflash import draft_cache
 from modelserve_worker.drafters.block_drafter import BlockDrafter
-from modelserve_worker.kernels.step import Step
-from modelserve_worker.layers.attention import Attention
 from modelserve_worker.models.dflash import DFlash
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.weights.loader import load_dflash
@@ -61,30 +59,6 @@ def block_drafter(
     return BlockDrafter(network, model, num_tokens=num_tokens, max_num_seqs=slots, step_rows=step_rows)
 
 
-class _Dense:
-    """Attention of one text over nothing but itself, as the formulas have it."""
-
-    def __init__(self, model: Gemma4ForCausalLM) -> None:
-        self.architecture = model.architecture
-        self.rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def attend(
-        self, attention: Attention, projected: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor],
-        narrowed: Step | None,
-    ) -> torch.Tensor:  # fmt: skip
-        q, k, v = attention.heads(projected, rotation)
-        producer = self.architecture.producer(attention.layer)
-        if k is not None and v is not None:
-            self.rows[producer] = k, v
-        keys, values = self.rows[producer]
-        group, at = q.shape[1] // keys.shape[1], torch.arange(len(q))
-        seen = at[None] <= at[:, None]
-        if self.architecture.kind(attention.layer).value != "full_attention":
-            seen &= at[None] > at[:, None] - self.architecture.sliding_window
-        scores = torch.einsum("qhd,khd->hqk", q, keys.repeat_interleave(group, 1)).masked_fill(~seen, -torch.inf)
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.repeat_interleave(group, 1)).flatten(1)
-
-
 class DenseDrafts:
     """What the drafter in `directory` says behind a text of `target`, computed whole each time."""
 
@@ -97,19 +71,9 @@ class DenseDrafts:
     def behind(self, tokens: Sequence[int], count: int) -> list[int]:
         """The last of the tokens is the anchor, which the target has not computed."""
         known, positions = torch.tensor(tokens[:-1], dtype=torch.int32), torch.arange(len(tokens) - 1)
-        self.target(known, positions, _Dense(self.target))
+        self.target(known, positions, DenseAttention(self.target.architecture))
         context = self.network.context_rows(self.network.context(self.taps.of(len(known))), positions)
         anchors = torch.tensor([len(known)], dtype=torch.int32)
         attention = DenseDraftAttention(self.network.architecture, [(k[None], v[None]) for k, v in context], anchors)
         drafted = self.network(torch.tensor(tokens[-1:], dtype=torch.int32), anchors, attention, asked=count)
         return drafted.tokens[0].tolist()
-
-
-def damaged(directory: Path, into: Path) -> Path:
-    """A copy whose context projections are others."""
-    into.mkdir()
-    (into / "config.json").write_text((directory / "config.json").read_text())
-    tensors = load_file(directory / "model.safetensors")
-    tensors["fc.weight"] = -tensors["fc.weight"]
-    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
-    return into

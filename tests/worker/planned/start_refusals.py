@@ -63,7 +63,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "model.architecture:architecture_fields", "ValueError"): (2, _INSPECTED),
     # An assistant of a plan is left out where it would not start (`optional_drafter`).
     (_CORE + "model.assistant:AssistantArchitecture._consistent", "ValueError"): (3, _FILES),
-    (_CORE + "model.assistant:AssistantArchitecture.from_config", "InvalidInput"): (3, _FILES),
+    (_CORE + "model.drafter_config:faults_of_a_config", "InvalidInput"): (3, _FILES),
     (_CORE + "model.assistant:AssistantArchitecture.from_config", "UnsupportedModel"): (3, _FILES),
     (_CORE + "model.drafters.configs:_count", "ValueError"): (1, _FILES),
     (_CORE + "model.drafters.configs:_layer_types", "ValueError"): (1, _FILES),
@@ -75,7 +75,6 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "model.drafters.configs:_windows", "ValueError"): (1, _FILES),
     (_CORE + "model.drafters.configs:_zlab", "ValueError"): (2, _FILES),
     (_CORE + "model.drafters.configs:_zlab.required", "KeyError"): (1, _FILES),
-    (_CORE + "model.drafters.configs:dflash_architecture", "InvalidInput"): (3, _FILES),
     (_CORE + "model.drafters.configs:dflash_architecture", "UnsupportedModel"): (1, _FILES),
     (_CORE + "model.drafters.dflash:DFlashArchitecture._check_conv_and_selector", "ValueError"): (5, _FILES),
     (_CORE + "model.drafters.dflash:DFlashArchitecture._consistent", "ValueError"): (11, _FILES),

@@ -19,6 +19,7 @@ from torch import Tensor
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.cuda_graphs import decode_graph_sizes
 from modelserve_worker.batch import AdmittedRequest, Asked, AskedDrafter
+from modelserve_worker.drafters.draft_buffers import DraftBuffers, captured_size
 from modelserve_worker.drafters.drafter import Accepted, CacheReader, Drafter, Proposal, TargetCaches
 from modelserve_worker.kernels.compiling.compute_stream import check_compute_stream
 from modelserve_worker.kernels.step import Step
@@ -49,12 +50,9 @@ class AssistantDrafter(Drafter):
         self._graphs: dict[int, _Captured] = {}
         architecture, device = assistant.architecture, assistant.norm.weight.device
         dtype = assistant.norm.weight.dtype
-        self._places = torch.zeros(3, max_num_seqs, dtype=torch.int32, device=device)  # slots, tokens, positions
+        self._buffers = DraftBuffers(max_num_seqs=max_num_seqs, num_tokens=num_tokens, device=device)
         self._hidden = torch.zeros(max_num_seqs, architecture.backbone_hidden_size, dtype=dtype, device=device)
         self._normed = torch.zeros(max_num_seqs, architecture.hidden_size, dtype=dtype, device=device)
-        self._drafts = torch.zeros(max_num_seqs, num_tokens, dtype=torch.int32, device=device)
-        counts = torch.arange(num_tokens + 1, dtype=torch.int32, device=device)
-        self._counts = counts[:, None].repeat(1, max_num_seqs)  # by what is asked for
 
     @property
     def weights_bytes(self) -> int:
@@ -88,22 +86,15 @@ class AssistantDrafter(Drafter):
         self._following(size)
 
     def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
-        count, asked_tokens = len(accepted.slots), asked.tokens
-        size = min((size for size in self._graphs if size >= count), default=count)
-        if asked_tokens:
-            self._begin(accepted, count, size)
-        for place in range(asked_tokens):
+        count, buffers = len(accepted.slots), self._buffers
+        size = captured_size(self._graphs, count)
+        if asked.tokens:
+            buffers.begin(accepted, size)
+            self._hidden[:count] = accepted.hidden
+        for place in range(asked.tokens):
             self._draft(size, place)
-            self._drafts[:count, place] = self._places[1, :count]
-        return Proposal(self._drafts[:count], self._counts[asked_tokens, :count])
-
-    def _begin(self, accepted: Accepted, count: int, size: int) -> None:
-        if size > count:  # nobody's, at no position
-            self._places[:, count:size] = 0
-            self._places[0, count:size] = -1
-        for buffer, values in zip(self._places, (accepted.slots, accepted.tokens, accepted.positions), strict=True):
-            buffer[:count] = values
-        self._hidden[:count] = accepted.hidden
+            buffers.drafts[:count, place] = buffers.tokens[:count]
+        return buffers.proposal(count, asked.tokens)
 
     def _draft(self, size: int, place: int) -> None:
         graphs = self._graphs.get(size)
@@ -116,7 +107,7 @@ class AssistantDrafter(Drafter):
     @torch.inference_mode()
     def _first(self, size: int) -> None:
         assert self._reader is not None, "the drafter has no caches to read"
-        slots, _, positions = self._places[:, :size]
+        slots, positions = self._buffers.slots[:size], self._buffers.positions[:size]
         self._reader.begin(slots, positions - 1)
         self._rotations = self.assistant.rope.rotations(positions)
         self._run(size, self._hidden[:size])
@@ -127,6 +118,6 @@ class AssistantDrafter(Drafter):
 
     def _run(self, size: int, state: Tensor) -> None:
         assert self._reader is not None
-        tokens = self._places[1, :size]
+        tokens = self._buffers.tokens[:size]
         drafted, self._normed[:size] = self.assistant(tokens, state, self._rotations, self._reader)
         tokens.copy_(drafted)

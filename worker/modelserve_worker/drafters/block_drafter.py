@@ -15,6 +15,7 @@ import torch
 from modelserve.sizing.cuda_graphs import decode_graph_sizes
 from modelserve.sizing.speculation import STEP_DRAFTS
 from modelserve_worker.batch import AdmittedRequest, Asked, AskedDrafter
+from modelserve_worker.drafters.draft_buffers import DraftBuffers, captured_size
 from modelserve_worker.drafters.drafter import Accepted, Drafter, DraftLayers, DraftRows, Proposal, TargetCaches
 from modelserve_worker.kernels.compiling.compute_stream import check_compute_stream
 from modelserve_worker.kernels.step import Step
@@ -41,10 +42,7 @@ class BlockDrafter(Drafter):
         self._layers = DraftLayers(architecture.layer_windows, architecture.causal, architecture.attention_scale)
         self._rows: DraftRows | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._places = torch.zeros(3, max_num_seqs, dtype=torch.int32, device=device)  # slots, tokens, positions
-        self._drafts = torch.zeros(max_num_seqs, self.num_tokens, dtype=torch.int32, device=device)
-        counts = torch.arange(self.num_tokens + 1, dtype=torch.int32, device=device)
-        self._counts = counts[:, None].repeat(1, max_num_seqs)  # by what is asked for
+        self.buffers = DraftBuffers(max_num_seqs=max_num_seqs, num_tokens=self.num_tokens, device=device)
 
     @property
     def weights_bytes(self) -> int:
@@ -80,24 +78,20 @@ class BlockDrafter(Drafter):
     def run(self, size: int) -> None:
         """Launch what captured drafts of so many requests launch, over whatever the buffers hold."""
         assert self._rows is not None
-        slots, tokens, positions = self._places[:, :size]
-        self._rows.begin(slots, positions)
-        drafted = self.network(tokens, positions, self._rows, asked=self.proposed(size))
-        self._drafts[:size, : drafted.tokens.shape[1]] = drafted.tokens
+        buffers, positions = self.buffers, self.buffers.positions[:size]
+        self._rows.begin(buffers.slots[:size], positions)
+        drafted = self.network(buffers.tokens[:size], positions, self._rows, asked=self.proposed(size))
+        buffers.drafts[:size, : drafted.tokens.shape[1]] = drafted.tokens
 
     def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         count = len(accepted.slots)
-        size = min((size for size in self._graphs if size >= count), default=count)
+        size = captured_size(self._graphs, count)
         tokens = min(asked.tokens, self.proposed(size))
         if tokens:
-            if size > count:  # nobody's, at no position
-                self._places[:, count:size] = 0
-                self._places[0, count:size] = -1
-            for buffer, values in zip(self._places, (accepted.slots, accepted.tokens, accepted.positions), strict=True):
-                buffer[:count] = values
+            self.buffers.begin(accepted, size)
             if (graph := self._graphs.get(size)) is None:
                 self.run(size)
             else:
                 check_compute_stream(torch.cuda.current_stream().cuda_stream)
                 graph.replay()
-        return Proposal(self._drafts[:count], self._counts[tokens, :count])
+        return self.buffers.proposal(count, tokens)

@@ -24,7 +24,7 @@ class LayerTaps:
         self._streams = torch.zeros(rows, len(layers) * hidden, dtype=dtype, device=device)
 
     def put(self, layer: int, stream: Tensor) -> None:
-        """`stream` [T, H], whole on this rank, is what the layer leaves; kept if it is one of `layers`."""
+        """`stream` [T, H], whole on this rank, is what one of `layers` leaves."""
         first = self._columns[layer]
         self._streams[: len(stream), first : first + self._hidden].copy_(stream)
 

@@ -45,13 +45,12 @@ logger = logging.getLogger(__name__)
 
 
 class _Way(NamedTuple):
-    """To ask a drafter: for how many drafts, tokens a second with them and with none of it, what a step without drafts
-    takes, and what a probe is, in tokens and s."""
+    """To ask a drafter: for how many drafts, tokens a second with them and with none of it, and what a probe is, in
+    tokens and s."""
 
     asked: int
     rate: float
     without: float
-    plain_s: float
     probe: int
     probe_s: float
 
@@ -127,11 +126,16 @@ class Drafting:
         most = [min(each, int(room.max())) for each in self._most_asked]
         if self._costs is None or not max(most):
             return Asked(most[0], 0)
-        ways = [self._way(drafter, each, slots, room, context) for drafter, each in enumerate(most)]
-        without = max(len(slots) / ways[0].plain_s, *(way.without for way in ways))
+        seconds = self._costs.seconds(len(slots), min(int(room.sum()), STEP_DRAFTS), context=context)
+        drafting = [
+            self._costs.draft_seconds(drafter, len(slots), each, context=context) for drafter, each in enumerate(most)
+        ]
+        ways = [self._way(drafter, slots, room, seconds, each) for drafter, each in enumerate(drafting)]
+        plain_s = float(seconds[0])
+        without = max(len(slots) / plain_s, *(way.without for way in ways))
         best = max(range(len(ways)), key=lambda drafter: ways[drafter].rate)
         asked = Asked(ways[best].asked, best) if ways[best].asked and ways[best].rate > without else NOTHING_ASKED
-        self._since_probe_s += ways[0].plain_s
+        self._since_probe_s += plain_s
         if asked.tokens:
             self._since_probe_s[best] = 0.0
         for drafter, way in enumerate(ways):
@@ -139,25 +143,24 @@ class Drafting:
             if len(ways) > 1 and self._all_tried[drafter, 0] < FEW_PROPOSALS:
                 share = PROBE_SHARE_OF_FEW
             if asked.tokens and asked.drafter != drafter:  # whose drafts would come in its place
-                probe_s += way.plain_s
+                probe_s += plain_s
             if most[drafter] and self._since_probe_s[drafter] * share >= probe_s:
                 self._since_probe_s[drafter] = 0.0
                 return Asked(way.probe, drafter)
         return asked
 
-    def _way(self, drafter: int, most: int, slots: Int32Array, room: Int32Array, context: float) -> _Way:
-        """What it would be to ask this drafter, for at most so many tokens."""
-        assert self._costs is not None
+    def _way(self, drafter: int, slots: Int32Array, room: Int32Array, seconds: Floats, drafting: Floats) -> _Way:
+        """What it would be to ask this drafter: `seconds` of steps by the drafts that they verify, `drafting` of its
+        own by how many of each request it is asked for."""
+        most = len(drafting) - 1
         best, chances = self._likeliest(slots, room, np.full(len(slots), drafter))
         depths = np.arange(most + 1)[:, None]
         # [depths, drafts]: those that would be proposed. What is proposed unasked is there at any depth.
         there = (best % self.most < depths) | (best % self.most < self._unasked[slots[best // self.most]])
         tokens = len(slots) + np.where(there, chances, 0.0).cumsum(axis=1)
-        seconds = self._costs.seconds(len(slots), len(best), context=context)
-        drafting = self._costs.draft_seconds(drafter, len(slots), most, context=context)
         rates = (tokens / (seconds[there.cumsum(axis=1)] + drafting[:, None])).max(axis=1)
         asked, probe = int(np.argmax(rates)), int(np.flatnonzero(drafting <= drafting[min(1, most)])[-1])
-        return _Way(asked, float(rates[asked]), float(rates[0]), float(seconds[0]), probe, float(drafting[probe]))
+        return _Way(asked, float(rates[asked]), float(rates[0]), probe, float(drafting[probe]))
 
     def _likeliest(self, slots: Int32Array, possible: Int32Array, of: Int32Array) -> tuple[Int64Array, Floats]:
         """Drafts [N] that are `possible` [S] of each request, by the drafters `of` [S], as index into [S, most], by

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.errors import UnsupportedModel
+from modelserve.model.drafter_config import faults_of_a_config
 from modelserve.model.drafters.dflash import MOST_LAYERS, DFlashArchitecture
 
 ZLAB_ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
@@ -37,7 +36,7 @@ def dflash_architecture(config: Mapping[str, Any]) -> DFlashArchitecture:
     InvalidInput for a broken config."""
     if config.get("quantization_config"):
         raise UnsupportedModel("drafter: its weights are quantised; use the drafter in bfloat16")
-    try:
+    with faults_of_a_config():
         if config.get("speculators_model_type") in SPECULATORS_TYPES:
             fields = _speculators(config)
         elif DEEPSPEC_ARCHITECTURE in _architectures(config):
@@ -45,14 +44,6 @@ def dflash_architecture(config: Mapping[str, Any]) -> DFlashArchitecture:
         else:
             fields = _zlab(config)
         return DFlashArchitecture.model_validate(fields)
-    except KeyError as error:
-        raise InvalidInput(f"drafter: config.json lacks {error.args[0]!r}", field=str(error.args[0])) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput(f"drafter: config.json: {field or 'geometry'}: {first['msg']}") from error
-    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
-        raise InvalidInput(f"drafter: config.json: {error}") from error
 
 
 def _architectures(config: Mapping[str, Any]) -> set[str]:

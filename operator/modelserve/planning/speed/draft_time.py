@@ -31,8 +31,9 @@ class Proposing(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def seconds(self, requests: float, drafts: int = 1, *, context: float) -> float:
-        """Of so many drafts of each of `requests` requests at a mean length of `context` tokens, in s."""
+    def seconds(self, requests: float, most: int, *, context: float) -> tuple[float, ...]:
+        """Of 0 to `most` drafts of each of `requests` requests at a mean length of `context` tokens: [most + 1], in s;
+        none take none."""
         ...
 
 
@@ -58,14 +59,15 @@ class DraftSpeed:
             for kind in (LayerKind.GLOBAL, LayerKind.SLIDING)
         )
 
-    def seconds(self, requests: float, drafts: int = 1, *, context: float) -> float:
-        """Of so many drafts, one after the other, of each of `requests` requests of `context` tokens on average."""
+    def seconds(self, requests: float, most: int, *, context: float) -> tuple[float, ...]:
+        """Of `Proposing`: one draft after the other."""
         rates = self._rates
         cached = requests * (self._global * context + self._sliding * min(context, self._window))
         kernels = kernels_per_draft(self._assistant, rows=max(1, round(requests))) + GRAPH_KERNELS
         read = self._weights / rates.weight_read + cached / rates.cache_read
         read += requests * self._scored / rates.elementwise
-        return drafts * (read / self._bandwidth + kernels * rates.draft_launch_seconds)
+        each = read / self._bandwidth + kernels * rates.draft_launch_seconds
+        return tuple(drafts * each for drafts in range(most + 1))
 
 
 class BlockSpeed:
@@ -85,23 +87,21 @@ class BlockSpeed:
         self._bandwidth, self._flops = device.bandwidth, device.flops
         size, ranks = dflash_element_bytes(drafter), tensor_parallel
         aside = len(drafter.taps) * drafter.hidden_size**2 * size  # what projects the taps, which steps do
-        head = (drafter.draft_vocab_size or drafter.vocab_size) // ranks * drafter.hidden_size * size
-        self._head = head
-        own = head if drafter.draft_vocab_size is not None else 0
+        self._head = (drafter.draft_vocab_size or drafter.vocab_size) // ranks * drafter.hidden_size * size
+        own = self._head if drafter.draft_vocab_size is not None else 0
         self._layers = max(0, dflash_weight_bytes(drafter, tensor_parallel_size=ranks) - aside - own)
         self._element_bytes = size
 
-    def seconds(self, requests: float, drafts: int = 1, *, context: float) -> float:
-        """Of blocks of each of `requests` requests of `context` tokens on average, `drafts` of each asked for."""
-        if not drafts:
-            return 0.0
-        asked = min(drafts, self._drafter.num_drafts, max(1, STEP_DRAFTS // max(1, round(requests))))
-        read = self._multiplied(self._layers, requests * self._drafter.block_rows)
-        read += self._multiplied(self._head, requests * asked)
+    def seconds(self, requests: float, most: int, *, context: float) -> tuple[float, ...]:
+        """Of `Proposing`: a block of each, of which more or fewer rows are scored."""
+        scored = min(self._drafter.num_drafts, max(1, STEP_DRAFTS // max(1, round(requests))))
+        block = self._multiplied(self._layers, requests * self._drafter.block_rows)
         if (kept := self._draft) is not None:
             rows = kept.full_layers * context + kept.window_layers * min(context, kept.window)
-            read += requests * rows * kept.row_bytes / (self._rates.cache_read * self._bandwidth)
-        return read + (kernels_per_block(self._drafter) + GRAPH_KERNELS) * self._rates.draft_launch_seconds
+            block += requests * rows * kept.row_bytes / (self._rates.cache_read * self._bandwidth)
+        block += (kernels_per_block(self._drafter) + GRAPH_KERNELS) * self._rates.draft_launch_seconds
+        heads = (self._multiplied(self._head, requests * min(drafts, scored)) for drafts in range(1, most + 1))
+        return 0.0, *(block + head for head in heads)
 
     def _multiplied(self, weights: float, rows: float) -> float:
         """Reading matrices of so many bytes, or multiplying rows by them."""

@@ -107,17 +107,20 @@ class DraftedSteps:
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
         reading = tuple(self._steps.reading(decodes, context=context, drafted=drafted) for drafted in (False, True))
-        return max((self._step(drafts, decodes, reading, context) for drafts in self._counts), key=_rate)
+        most = self._counts[-1]
+        drafting: Sequence[float] = (0.0,) * (most + 1)
+        if self._proposing is not None:
+            drafting = self._proposing.seconds(decodes, most, context=context)
+        return max((self._step(drafts, decodes, reading, drafting[drafts]) for drafts in self._counts), key=_rate)
 
-    def _step(self, drafts: int, decodes: float, reading: Sequence[float], context: float) -> DraftedStep:
-        proposing = self._proposing if drafts else None
+    def _step(self, drafts: int, decodes: float, reading: Sequence[float], drafting: float) -> DraftedStep:
         share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
         time = self._steps.time(
             decodes * (1.0 + drafts * share),
             drafted=drafts > 0,
             requests=decodes,
             cache=reading[drafts > 0],
-            drafts=proposing.seconds(decodes, drafts, context=context) if proposing is not None else 0.0,
+            drafts=drafting,
         )
         return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
 

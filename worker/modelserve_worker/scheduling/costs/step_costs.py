@@ -66,9 +66,7 @@ class PlannedCosts:
     def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> Seconds:
         if drafter >= len(self._drafts):
             return np.zeros(most + 1)
-        return np.array(
-            [self._drafts[drafter].seconds(requests, drafts, context=context) for drafts in range(most + 1)]
-        )
+        return np.array(self._drafts[drafter].seconds(requests, most, context=context))
 
     def observe(self, steps: Sequence[TimedStep]) -> None:
         """Plans are kept."""
