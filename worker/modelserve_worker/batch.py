@@ -166,7 +166,7 @@ class AskedDrafter(NamedTuple):
 class Asked(NamedTuple):
     """What a step is to make behind itself: so many drafts of each request, by one of the drafters that are asked."""
 
-    tokens: int
+    drafts: int
     drafter: int = 0
 
 

@@ -309,7 +309,7 @@ def watched(runner: GPUModelRunner, watch: Watch, device: torch.device, found: M
 
     def counted(batch: ScheduledBatch) -> Any:
         found.drafts += batch.num_tokens - batch.num_requests
-        found.asked += batch.asked.tokens
+        found.asked += batch.asked.drafts
         return execute(batch)
 
     sample, replay = runner._sample, None if graphs is None else graphs.replay

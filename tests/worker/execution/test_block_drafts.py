@@ -51,7 +51,7 @@ class Compared(Drafter):
             self.texts[slot] = text
             assert len(text) == end + 1
             self.proposals += 1
-            if not asked.tokens or self.proposals % 6:  # what is said over all of a text takes long
+            if not asked.drafts or self.proposals % 6:  # what is said over all of a text takes long
                 continue
             said, told = self.dense.behind(text, self.num_tokens), proposal.tokens[place].tolist()
             self.same += sum(a == b for a, b in zip(said, told, strict=True))

@@ -181,8 +181,8 @@ class BothWays(Between):
         inner._draft = lambda size, place: (inner._following if place else inner._first)(size)
         second = inner.propose(accepted, asked)
         inner._draft = draft
-        assert torch.equal(first[:, : asked.tokens], second.tokens[:, : asked.tokens])
-        self.compared.append(len(first) if asked.tokens else 0)
+        assert torch.equal(first[:, : asked.drafts], second.tokens[:, : asked.drafts])
+        self.compared.append(len(first) if asked.drafts else 0)
         return second
 
 

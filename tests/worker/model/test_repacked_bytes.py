@@ -113,8 +113,9 @@ def test_captured_steps_of_many_rows_have_a_kernel_for_each_block() -> None:
         settings = rank_of(architecture, max_num_batched_tokens=tokens, max_num_seqs=8, weight_format=stored)
         return graphs_bytes(architecture, settings) // CUDA_GRAPH_NODE_BYTES
 
-    with_zeros = int4(32, symmetric=False)
-    assert nodes(int4(32), 1024) == nodes(None, 1024), "one kernel for a matrix, on every GPU"
-    assert nodes(with_zeros, 128) == nodes(None, 128)
-    assert 60 * 4 < nodes(with_zeros, 256) - nodes(None, 256) < 60 * 30
+    for symmetric in True, False:
+        stored = int4(32, symmetric=symmetric)
+        assert nodes(stored, 1024) == nodes(None, 1024), "one kernel for a matrix, on every GPU"
+    assert nodes(INT8, 128) == nodes(None, 128)
+    assert 60 * 4 < nodes(INT8, 256) - nodes(None, 256) < 60 * 30
     assert nodes(FP8, 64) - nodes(None, 64) == 60 * 4, "the step of 64 rows rounds its inputs, those of 1 to 8 do not"

@@ -235,7 +235,7 @@ class StampedDevice:
         if not self.drafts:
             return SampledTokens(batch.step, tokens, {})
         counts = np.array([len(each) for each in sampled], dtype=np.int32)
-        asked = batch.asked.tokens if self.when_asked else self.drafts
+        asked = batch.asked.drafts if self.when_asked else self.drafts
         proposed = np.array([self.propose(step.slot, asked) for step, _ in drawing], dtype=np.int32)
         if not asked:
             return SampledTokens(batch.step, tokens, {}, counts)

@@ -47,7 +47,7 @@ class Requests:
         room = np.full(len(self.slots), 1000, dtype=np.int32)
         drafts = self.drafting.choose(self.slots, room, context=1000.0)
         asked = self.drafting.ask(self.slots, room - drafts, context=1000.0)
-        self.asked.append(asked.tokens)
+        self.asked.append(asked.drafts)
         most = self.drafting.most if self.costs is None else self.asked[-1]
         right = self.random.random(self.chances.shape) < self.chances
         lead = np.minimum.accumulate(right, axis=1).sum(axis=1)
@@ -302,7 +302,7 @@ def test_an_assistant_is_asked_for_what_pays_on_the_gpu(variant: str, least: int
     costs = planned(variant)
     drafting = Drafting(K, 1, costs, asked=[AskedDrafter(K)])
     drafting._all_tried[:], drafting._all_right[:] = 1e6, [0.8e6, *[0.82e6] * (K - 1)]
-    asked = drafting.ask(np.zeros(1, np.int32), np.full(1, 99, np.int32), context=2000.0).tokens
+    asked = drafting.ask(np.zeros(1, np.int32), np.full(1, 99, np.int32), context=2000.0).drafts
     assert least <= asked <= most
     many, one = (costs.draft_seconds(0, requests, 1, context=2000.0) for requests in (8, 1))
     assert many[1] > one[1] > 1e-4
@@ -353,13 +353,13 @@ def rate(costs: Drafters, chances: Sequence[np.ndarray], *, drafters: Sequence[i
         came = [[2] * n + [2 if proposed[i, n : n + 1].any() else 1] for i, n in enumerate(accepted)]
         ids, counts = np.array(list(itertools.chain(*came)), dtype=np.int32), (accepted + 1).astype(np.int32)
         seconds += float(costs.seconds(len(slots), int(drafts.sum()), context=1.0)[-1])
-        if asked.tokens:
+        if asked.drafts:
             of = drafters[asked.drafter]
-            seconds += float(costs.draft_seconds(of, len(slots), asked.tokens, context=1.0)[-1])
+            seconds += float(costs.draft_seconds(of, len(slots), asked.drafts, context=1.0)[-1])
             proposed = np.zeros_like(proposed)
             right = random.random(chances[of].shape) < chances[of]
             proposed[:, : right.shape[1]] = right
-            said = np.full(len(slots), asked.tokens, dtype=np.int32)
+            said = np.full(len(slots), asked.drafts, dtype=np.int32)
             sampled = SampledTokens(0, ids, {}, counts, np.full((len(slots), 15), 2, dtype=np.int32), said)
         else:
             sampled = SampledTokens(0, ids, {}, counts)

@@ -43,7 +43,7 @@ def test_a_plan_expects_the_rate_that_the_choice_reaches(variant: str, requests:
     drafting.known = chance
     slots, room = np.arange(requests, dtype=np.int32), np.full(requests, 100, dtype=np.int32)
     drafting._since_probe_s[:] = 0.0
-    asked = drafting.ask(slots, room, context=CONTEXT).tokens
+    asked = drafting.ask(slots, room, context=CONTEXT).drafts
     drafting._coming[slots] = asked
     verified = int(drafting.choose(slots, room, context=CONTEXT).sum())
     chances = np.sort(np.tile(chance ** np.arange(1, AUTO_DRAFTS + 1), requests))[::-1]

@@ -88,13 +88,13 @@ class AssistantDrafter(Drafter):
     def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         count, buffers = len(accepted.slots), self._buffers
         size = captured_size(self._graphs, count)
-        if asked.tokens:
+        if asked.drafts:
             buffers.begin(accepted, size)
             self._hidden[:count] = accepted.hidden
-        for place in range(asked.tokens):
+        for place in range(asked.drafts):
             self._draft(size, place)
             buffers.drafts[:count, place] = buffers.tokens[:count]
-        return buffers.proposal(count, asked.tokens)
+        return buffers.proposal(count, asked.drafts)
 
     def _draft(self, size: int, place: int) -> None:
         graphs = self._graphs.get(size)

@@ -86,7 +86,7 @@ class BlockDrafter(Drafter):
     def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         count = len(accepted.slots)
         size = captured_size(self._graphs, count)
-        tokens = min(asked.tokens, self.proposed(size))
+        tokens = min(asked.drafts, self.proposed(size))
         if tokens:
             self.buffers.begin(accepted, size)
             if (graph := self._graphs.get(size)) is None:

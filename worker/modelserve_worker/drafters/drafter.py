@@ -170,8 +170,8 @@ class LongestProposal(Drafter):
         number = asked.drafter
         for drafter in self._drafters:
             own = 0 <= number < len(drafter.asked)
-            if own or drafter.speaks_unasked or not asked.tokens:
-                yield drafter, Asked(asked.tokens, number) if own else NOTHING_ASKED
+            if own or drafter.speaks_unasked or not asked.drafts:
+                yield drafter, Asked(asked.drafts, number) if own else NOTHING_ASKED
             number -= len(drafter.asked)
 
     def _padded(self, proposal: Proposal) -> Proposal:

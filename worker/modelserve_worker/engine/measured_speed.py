@@ -13,6 +13,7 @@ from modelserve_worker.scheduling.stats import TimedStep
 KEPT_STEPS = 256  # of each kind and size: what is older no longer counts
 LEAST_STEPS = 20  # fewer say nothing
 OUTLIER = 3.0  # times the median: a compilation, a page fault, a neighbour
+MEASURED_COLUMNS = 5  # of a TimedStep: what it took, and what plans count of what was in it
 
 
 class MeasuredSpeed:
@@ -23,7 +24,7 @@ class MeasuredSpeed:
 
     def add(self, steps: Iterable[TimedStep]) -> None:
         for step in steps:
-            if step.drafts or step.asked.tokens:  # which plans do not count
+            if step.drafts or step.asked.drafts:  # which plans do not count
                 continue
             of = step.kind, (step.decodes + step.prompt_rows).bit_length()
             self._recent.setdefault(of, deque(maxlen=KEPT_STEPS)).append(step)
@@ -32,7 +33,7 @@ class MeasuredSpeed:
         """Classes with LEAST_STEPS and more, those that took the most time first, MAX_MEASURED at most."""
         found = []
         for (kind, _), steps in self._recent.items():
-            table = np.array(steps)
+            table = np.array([step[:MEASURED_COLUMNS] for step in steps])
             table = table[table[:, 0] <= OUTLIER * np.median(table[:, 0])]
             if len(table) >= LEAST_STEPS and table[:, 0].mean() > 0:
                 found.append((float(table[:, 0].sum()), _means(kind, table)))
@@ -41,8 +42,8 @@ class MeasuredSpeed:
 
 
 def _means(kind: StepKind, table: np.ndarray) -> MeasuredSteps:
-    """Columns [steps, 7] as TimedStep has them; contexts are means over requests and over rows, not over steps."""
-    seconds, decodes, context, rows, prompt_context, _, _ = table.T
+    """Columns [steps, MEASURED_COLUMNS] as TimedStep has them; contexts are means over requests and over rows."""
+    seconds, decodes, context, rows, prompt_context = table.T
     return MeasuredSteps(
         kind=kind,
         steps=len(table),

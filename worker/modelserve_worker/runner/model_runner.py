@@ -206,7 +206,8 @@ class GPUModelRunner:
             with self._scratch():
                 result = self._hidden(step, batch)
         self._sampler.admit(batch.admitted)  # the device has the model to compute while these are written
-        self._scorer.admit(batch.admitted)
+        if batch.admitted:
+            self._scorer.admit(batch.admitted)
         if self._drafter is not None:
             self._drafter.admit(batch.admitted)
         # A captured step without chunks ends with the head.
@@ -219,7 +220,9 @@ class GPUModelRunner:
             with self._scratch():
                 return result[some] if ended else self.model.head(result[some])
 
-        scored = self._scorer.score(batch, lengths, lambda some: self.model.parallel.all_gather(logits(some)))
+        scored: list[ScoredChunk] = []
+        if len(batch.given):
+            scored = self._scorer.score(batch, lengths, lambda some: self.model.parallel.all_gather(logits(some)))
         if step.sampled_slots is None:
             return LaunchedStep(batch.step, None, on_gpu=self._on_gpu, scored=scored)
         hidden = self._decoded if ended else result
@@ -314,7 +317,7 @@ class GPUModelRunner:
             sampled.tokens, step.token_ids, step.positions, step.draws, self.slot_tokens, self.slot_positions
         )
         proposal, drafter = None, self._drafter
-        if drafter is not None and (batch.asked.tokens or drafter.speaks_unasked):
+        if drafter is not None and (batch.asked.drafts or drafter.speaks_unasked):
             assert hidden is not None
             slots = step.draws.slots
             accepted = accepted_of(step, sampled.tokens, counts, hidden, self.slot_tokens, self.slot_positions)

@@ -52,9 +52,8 @@ class PromptScorer:
             self._alternatives[request.slot] = request.sampling.prompt_logprobs or 0
 
     def score(self, batch: ScheduledBatch, lengths: Int32Array, logits: Callable[[slice], Tensor]) -> list[ScoredChunk]:
-        """`logits` gives raw ones [N, vocab] of some rows, which lie back to back, `lengths` of each segment."""
-        if not len(batch.given):
-            return []
+        """Of a step with given tokens. `logits` gives raw ones [N, vocab] of some rows, which lie back to back,
+        `lengths` of each segment."""
         wanted = upload(batch.targets.astype(np.int64), self._device)
         firsts, ends = np.cumsum(lengths) - batch.sampled, np.cumsum(batch.given)
         positions = batch.starts + batch.lengths - batch.sampled + 1

@@ -119,7 +119,7 @@ class Drafting:
         if not self._most_asked or not len(slots):
             return NOTHING_ASKED
         asked = self._worth_asking(slots, np.clip(room, 0, self.most).astype(np.int32), context)
-        self._coming[slots], self._coming_of[slots] = asked.tokens, asked.drafter
+        self._coming[slots], self._coming_of[slots] = asked.drafts, asked.drafter
         return asked
 
     def _worth_asking(self, slots: Int32Array, room: Int32Array, context: float) -> Asked:
@@ -136,13 +136,13 @@ class Drafting:
         best = max(range(len(ways)), key=lambda drafter: ways[drafter].rate)
         asked = Asked(ways[best].asked, best) if ways[best].asked and ways[best].rate > without else NOTHING_ASKED
         self._since_probe_s += plain_s
-        if asked.tokens:
+        if asked.drafts:
             self._since_probe_s[best] = 0.0
         for drafter, way in enumerate(ways):
             share, probe_s = PROBE_SHARE, way.probe_s
             if len(ways) > 1 and self._all_tried[drafter, 0] < FEW_PROPOSALS:
                 share = PROBE_SHARE_OF_FEW
-            if asked.tokens and asked.drafter != drafter:  # whose drafts would come in its place
+            if asked.drafts and asked.drafter != drafter:  # whose drafts would come in its place
                 probe_s += plain_s
             if most[drafter] and self._since_probe_s[drafter] * share >= probe_s:
                 self._since_probe_s[drafter] = 0.0
@@ -209,7 +209,7 @@ class Drafting:
         self.proposed[slots] = self._unasked[slots] = 0
         if len(sampled.drafts):
             self._drafts[slots], self.proposed[slots] = sampled.drafts, sampled.proposed
-            self._unasked[slots] = np.where(sampled.proposed > asked.tokens, sampled.proposed, 0)
+            self._unasked[slots] = np.where(sampled.proposed > asked.drafts, sampled.proposed, 0)
             self._of[slots] = asked.drafter
 
     def counts(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class MeasuredCosts:
             if step.prompt_rows or not step.decodes:
                 continue
             of = step.asked.drafter
-            passes = min(1, step.asked.tokens) if self._at_once[of] else step.asked.tokens
+            passes = min(1, step.asked.drafts) if self._at_once[of] else step.asked.drafts
             rows, drafts, before = step.decodes + step.drafts, step.decodes * passes, self._draft[of]
             if drafts and self._products[0, 0]:
                 constant, row = self._fitted()
