@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from modelserve.releases import release_number
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
-from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTS, NO_DRAFTS, Speculation
+from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTERS, MOST_DRAFTS, NO_DRAFTS, Speculation
 
 SINCE = "x-since-release"
 DEFAULT_MAX_NUM_MIXED_TOKENS = 512
@@ -101,16 +101,15 @@ class EngineArgs(BaseModel):
         description="Topic of these messages; left out: kv@ADDRESS:PORT@MODEL, of POD_IP and the first served name.",
         json_schema_extra={SINCE: "0.2.0"},
     )
-    drafter: str | None = Field(
+    drafter: str | list[str] | None = Field(
         default=None,
-        min_length=1,
         description="Directory of a drafter, an MTP assistant or one of the DFlash family, that proposes tokens, which "
-        "the model verifies.",
+        "the model verifies; or of one of each, of which step by step the one is asked that pays most.",
         json_schema_extra={SINCE: "0.2.0"},
     )
     drafter_optional: bool = Field(
         default=False,
-        description="Serve without the drafter where it is missing, broken or that of another model, and say so.",
+        description="Serve without a drafter that is missing, broken or that of another model, and say so.",
         json_schema_extra={SINCE: "0.2.0"},
     )
     prompt_lookup: bool = Field(
@@ -140,6 +139,25 @@ class EngineArgs(BaseModel):
             raise ValueError("names must not be missing, empty or the same twice")
         return value
 
+    @field_validator("drafter", mode="after")
+    @classmethod
+    def _directories(cls, value: str | list[str] | None) -> str | list[str] | None:
+        """One is written as it always was."""
+        directories = [value] if isinstance(value, str) else value
+        if directories is None:
+            return None
+        if not directories or not all(directories) or len(set(directories)) < len(directories):
+            raise ValueError("directories must not be missing, empty or the same twice")
+        if len(directories) > MOST_DRAFTERS:
+            raise ValueError(f"{len(directories)} drafters; {MOST_DRAFTERS} are served: an assistant and one of blocks")
+        return directories[0] if len(directories) == 1 else directories
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Directories of the drafters."""
+        named = self.drafter
+        return () if named is None else (named,) if isinstance(named, str) else tuple(named)
+
     @property
     def served_names(self) -> tuple[str, ...]:
         """Names in the API, the one in answers first; none when it is the directory's."""
@@ -148,7 +166,7 @@ class EngineArgs(BaseModel):
 
     @property
     def speculative(self) -> Speculation:
-        """As sizing counts it, but for the assistant: its geometry is in its directory."""
+        """As sizing counts it, but for drafters: their geometry is in their directories."""
         if self.drafter is None and not self.prompt_lookup:
             return NO_DRAFTS
         most = AUTO_DRAFTS if self.num_speculative_tokens == "auto" else self.num_speculative_tokens

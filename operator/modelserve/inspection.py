@@ -19,7 +19,7 @@ from modelserve.model.checkpoint_files import (
     read_json_object,
     weight_files,
 )
-from modelserve.model.drafters.reading import DrafterArchitecture, drafter_architecture
+from modelserve.model.drafters.reading import DrafterArchitecture, drafter_architecture, drafters_problem
 from modelserve.model.gguf.files import read_gguf
 from modelserve.model.gguf.geometry import gguf_architecture
 from modelserve.model.gguf.weight_format import gguf_weight_format, rounded_once_more
@@ -69,13 +69,23 @@ def inspect_assistant(directory: Path) -> AssistantFacts:
     return AssistantFacts(assistant=drafter, weight_bytes=sum(path.stat().st_size for path in files))
 
 
+def read_drafters(args: EngineArgs) -> tuple[tuple[Path, DrafterArchitecture], ...]:
+    """Directories and geometries of a worker's drafters, in the order in which it has them: an assistant before what
+    drafts blocks. Raises InvalidInput for two of a kind, and as `read_drafter`."""
+    found = [(Path(each), read_drafter(Path(each))) for each in args.drafters]
+    if problem := drafters_problem([(str(path), drafter) for path, drafter in found]):
+        raise InvalidInput(f"drafter: {problem}", field="drafter")
+    return tuple(sorted(found, key=lambda each: not isinstance(each[1], AssistantArchitecture)))
+
+
 def read_speculation(args: EngineArgs, architecture: ModelArchitecture) -> Speculation:
-    """What proposes tokens to a worker's model of this `architecture`, with the geometry of its drafter, which computes
+    """What proposes tokens to a worker's model of this `architecture`, with the geometry of its drafters, which compute
     in the model's dtype. Raises InvalidInput or UnsupportedModel."""
-    if args.drafter is None:
-        return args.speculative
-    drafter = read_drafter(Path(args.drafter)).model_copy(update={"dtype": architecture.dtype})
-    return args.speculative.with_drafter(drafter, as_many_as_pay=args.num_speculative_tokens == "auto")
+    speculation = args.speculative
+    for _, read in read_drafters(args):
+        drafter = read.model_copy(update={"dtype": architecture.dtype})
+        speculation = speculation.with_drafter(drafter, as_many_as_pay=args.num_speculative_tokens == "auto")
+    return speculation
 
 
 def read_rank_settings(

@@ -18,6 +18,7 @@ class MeasuredDrafts(BaseModel):
     problem: Annotated[str, StringConstraints(max_length=2048)] | None = None  # why there is no drafter, though asked
     low_acceptance: bool = False  # for minutes hardly any was right
     acceptance: Chance | None = None  # of recent drafts to be right where those before them were
+    acceptances: tuple[Chance | None, ...] | None = None  # the same of each of several drafters, in the worker's order
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True, exclude_none=True)

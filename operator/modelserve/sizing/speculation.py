@@ -12,6 +12,7 @@ from modelserve.sizing.weights.dflash import draft_cache
 
 MOST_DRAFTS = 16  # tokens of one proposal
 STEP_DRAFTS = 256  # of all requests of a step: with more rows it waits for products, and no longer for weights
+MOST_DRAFTERS = 2  # an assistant, and one that drafts a block at once
 AUTO_DRAFTS = 8  # the most that are proposed where their number is chosen step by step
 
 

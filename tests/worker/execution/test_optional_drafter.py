@@ -12,6 +12,7 @@ from assisted import ASSISTANT, TARGET
 
 from modelserve.engine_args import EngineArgs
 from modelserve.inspection import read_architecture
+from modelserve.measured_drafts import MeasuredDrafts
 from modelserve_worker.drafters.optional_drafter import without_missing_drafter
 from modelserve_worker.engine.measured_drafts import measured_drafts
 from modelserve_worker.scheduling.stats import EngineStats
@@ -63,6 +64,34 @@ def test_ranks_that_cannot_share_it_go_without() -> None:
     left, why = without_missing_drafter(args, read_architecture(TARGET))
     assert left.drafter is None
     assert "8 query heads are not shared evenly by 16 GPUs" in str(why)
+
+
+def test_of_two_the_one_that_would_start_is_kept(tmp_path: Path) -> None:
+    block, architecture = tmp_path / "block", read_architecture(TARGET)
+    shutil.copytree(TARGET.parent / "gemma4-tiny-keqv-dflash", block)
+    both = EngineArgs(model=str(TARGET), drafter=[str(block), str(ASSISTANT)], drafter_optional=True)
+    assert without_missing_drafter(both, architecture) == (both, None)
+    _no_weights(block)
+    left, why = without_missing_drafter(both, architecture)
+    assert left == both.model_copy(update={"drafter": str(ASSISTANT)})
+    assert str(why).startswith(f"{block}: ")
+    shutil.copytree(ASSISTANT, again := tmp_path / "again")
+    alike = EngineArgs(model=str(TARGET), drafter=[str(ASSISTANT), str(again)], drafter_optional=True)
+    left, why = without_missing_drafter(alike, architecture)
+    assert left.drafters == (str(ASSISTANT),)
+    assert f"{ASSISTANT} and {again} are both MTP assistants" in str(why)
+
+
+def test_acceptance_is_told_of_each_of_several() -> None:
+    stats = EngineStats(
+        accepted_per_position=(1,), proposals_judged_total=3000, draft_acceptance=0.7, judged_by_drafter=(2500, 500),
+        acceptance_by_drafter=(0.816, 0.2),
+    )  # fmt: skip
+    told = measured_drafts(stats, problem=None)
+    assert told is not None
+    assert told.acceptances == (0.82, None)
+    one = EngineStats(accepted_per_position=(1,), judged_by_drafter=(9,), acceptance_by_drafter=(0.5,))
+    assert measured_drafts(one, problem=None) == MeasuredDrafts()
 
 
 def test_what_is_told_of_drafts() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from assisted import ASSISTANT, TARGET, write_assistant
 from model_checkpoints import make_checkpoint, random_tokens
@@ -14,6 +17,7 @@ from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.inspection import read_assistant, read_drafter
 from modelserve.sizing.weights.assistant import assistant_weight_bytes
 from modelserve.sizing.weights.drafter import drafter_weight_bytes
+from modelserve_worker.batch import AskedDrafter
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
 from modelserve_worker.drafters.block_drafter import BlockDrafter
 from modelserve_worker.drafters.drafter import LongestProposal
@@ -22,6 +26,7 @@ from modelserve_worker.engine.plan_report import plan_report
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.costs.step_costs import MeasuredCosts, Seconds
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.startup.replica import LaunchedReplica, launch
 
@@ -36,14 +41,26 @@ def args(target: Path, **settings: object) -> EngineArgs:
     return EngineArgs.model_validate(known | settings)
 
 
-def told(replica: LaunchedReplica) -> tuple[list[int], int]:
-    """Tokens of a request, and the steps that they took."""
+class _OneAsked(MeasuredCosts):
+    """By which one drafter costs nothing and the others are never worth it."""
+
+    def __init__(self, drafters: Sequence[AskedDrafter], only: int) -> None:
+        super().__init__(drafters)
+        self._only = only
+
+    def draft_seconds(self, drafter: int, requests: int, most: int, *, context: float) -> Seconds:
+        return np.where(np.arange(most + 1) > 0, 0.0 if drafter == self._only else 1e9, 0.0)
+
+
+def told(replica: LaunchedReplica, *, only: int | None = None) -> tuple[list[int], int]:
+    """Tokens of a request, and the steps that they took; of several drafters by one."""
     scheduler = Scheduler(
         SchedulerLimits(64, 2, 128, ()),
         replica.geometry,
         replica.pool_bytes,
         draft_tokens=replica.runner.draft_tokens,
         asked_drafts=replica.runner.asked_drafts,
+        step_costs=None if only is None else _OneAsked(replica.runner.asked_drafts, only),
     )
     engine = Engine(scheduler, replica.runner)
     request = Request("r", tuple(random_tokens(20, seed=1)), SamplingParams(seed=1, max_tokens=24, temperature=0.0))
@@ -98,6 +115,34 @@ def test_a_drafter_of_blocks_is_loaded_counted_and_changes_no_token() -> None:
     row = 2 * 2 * 64 * 4  # K and V, 2 heads of 64 in float32
     pages = without.geometry.global_pages(128)
     assert more == pages * 64 * row + replica.geometry.draft_ring_pages(128) * replica.geometry.global_page.page_bytes
+
+
+def test_both_kinds_are_loaded_counted_and_change_no_token() -> None:
+    """Whichever is asked; in whatever order they are named, the assistant is the worker's first."""
+    without = launch(args(TARGET))
+    tokens, steps = told(without)
+    settings = args(TARGET, drafter=[str(DFLASH), str(ASSISTANT)])
+    replica = launch(settings)
+    assert isinstance(replica.runner, GPUModelRunner)
+    assert isinstance(replica.runner._drafter, LongestProposal)
+    assert replica.runner.asked_drafts == (AskedDrafter(8), AskedDrafter(7, at_once=True))
+    for asked in (0, 1):
+        said, taken = told(replica, only=asked)
+        assert said == tokens
+        assert taken < steps
+    report = plan_report(settings, replica.architecture, replica.memory, replica.table)
+    terms = {term["name"]: term for term in report["terms"]}
+    assert terms["weights"]["predictedBytes"] == terms["weights"]["measuredBytes"]
+    both = [read_drafter(each).model_copy(update={"dtype": "float32"}) for each in (ASSISTANT, DFLASH)]
+    held = replica.memory.weights_bytes - without.memory.weights_bytes
+    assert held == sum(drafter_weight_bytes(each, tensor_parallel_size=1) for each in both)
+
+
+def test_two_of_a_kind_are_refused_by_name(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(DFLASH, other)
+    with pytest.raises(InvalidInput, match=f"{DFLASH} and {other} are both drafters of blocks"):
+        launch(args(TARGET, drafter=[str(DFLASH), str(other)]))
 
 
 def test_a_quantised_lineage_beside_another_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -84,6 +84,7 @@ class Drafting:
         self._tried, self._right = np.zeros((drafters, slots, most)), np.zeros((drafters, slots, most))
         self._all_tried, self._all_right = np.zeros((drafters, most)), np.zeros((drafters, most))
         self._places = np.arange(most)
+        self._judged_of = np.zeros(drafters, dtype=np.int64)
         self._judged_since, self._judged, self._judged_right = now(), 0, 0
 
     def enter(self, slot: int) -> None:
@@ -221,6 +222,10 @@ class Drafting:
             "low_acceptance": self.low_acceptance,
             "proposals_judged_total": self.proposals_judged_total,
             "draft_acceptance": float(self._all_right.sum() / max(self._all_tried.sum(), 1.0)),
+            "judged_by_drafter": tuple(self._judged_of.tolist()),
+            "acceptance_by_drafter": tuple(
+                (self._all_right.sum(axis=1) / np.maximum(self._all_tried.sum(axis=1), 1.0)).tolist()
+            ),
         }
 
     def observe(self, steps: Sequence[TimedStep]) -> None:
@@ -234,7 +239,9 @@ class Drafting:
         self._right[of, slots] = self._right[of, slots] * decay + right
         for drafter in np.unique(of):
             mine = of == drafter
-            common = _COMMON_DECAY ** np.count_nonzero(tried[mine, 0])
+            judged_of = int(np.count_nonzero(tried[mine, 0]))
+            self._judged_of[drafter] += judged_of
+            common = _COMMON_DECAY**judged_of
             self._all_tried[drafter] = self._all_tried[drafter] * common + tried[mine].sum(axis=0)
             self._all_right[drafter] = self._all_right[drafter] * common + right[mine].sum(axis=0)
         judged = int(np.count_nonzero(tried[:, 0]))

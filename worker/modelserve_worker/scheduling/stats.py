@@ -104,6 +104,8 @@ class EngineStats(NamedTuple):
     low_acceptance: bool = False  # of drafts for minutes: the drafter does not fit
     proposals_judged_total: int = 0  # verified or not
     draft_acceptance: float = 0.0  # of recent drafts, those that were right where the ones before them were
+    judged_by_drafter: tuple[int, ...] = ()  # proposals that were compared, of each drafter that is asked
+    acceptance_by_drafter: tuple[float, ...] = ()  # `draft_acceptance` of each
     prompt_tokens_host_total: int = 0  # of prompt_tokens_cached_total, those that came from a tier behind the pool
     tiers: tuple[TierCounters, ...] = ()  # those behind the prefix cache
 

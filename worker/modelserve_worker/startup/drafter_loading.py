@@ -1,4 +1,4 @@
-"""From EngineArgs to what proposes tokens beside a model: an assistant, prompt lookup, or whichever has more to say."""
+"""From EngineArgs to what proposes tokens beside a model: prompt lookup, an assistant, what drafts blocks, or all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_drafters
+from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.published import lineage_problem
 from modelserve.sizing.speculation import Speculation
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
@@ -27,7 +30,7 @@ class _Loading(TypedDict):
 def drafter_of(args: EngineArgs, model: Gemma4ForCausalLM, speculation: Speculation) -> Drafter | None:
     """What proposes tokens to `model`, which is loaded; for contexts as long as its architecture's.
 
-    A found repetition is heard where it is as long as what the assistant says, which always says as much as it may.
+    A found repetition is heard where it is as long as what a drafter says, which always says as much as it may.
     Raises InvalidInput (UnsupportedModel, InvalidCheckpoint among them) for an assistant that cannot be loaded, or is
     that of another model.
     """
@@ -43,21 +46,22 @@ def drafter_of(args: EngineArgs, model: Gemma4ForCausalLM, speculation: Speculat
                 backend=model.operations.lookup,
             )
         )
-    if args.drafter is not None:
-        if problem := lineage_problem(args.model, args.drafter):
+    for directory, architecture in read_drafters(args):
+        if problem := lineage_problem(args.model, str(directory)):
             logger.warning("%s", problem)
-        drafters.append(_of_directory(Path(args.drafter), args, model, speculation))
+        drafters.append(_of_directory(directory, architecture, args, model, speculation))
     if len(drafters) > 1:
         return LongestProposal(drafters)
     return drafters[0] if drafters else None
 
 
 def _of_directory(
-    directory: Path, args: EngineArgs, model: Gemma4ForCausalLM, speculation: Speculation
-) -> AssistantDrafter | BlockDrafter:
+    directory: Path, architecture: DrafterArchitecture, args: EngineArgs, model: Gemma4ForCausalLM,
+    speculation: Speculation,
+) -> AssistantDrafter | BlockDrafter:  # fmt: skip
     loading: _Loading = {"load_format": args.load_format, "seed": args.seed}
     drafter: AssistantDrafter | BlockDrafter
-    if speculation.block is not None:
+    if not isinstance(architecture, AssistantArchitecture):
         drafter = BlockDrafter(
             load_dflash(directory, model, **loading), model, num_tokens=speculation.num_tokens,
             max_num_seqs=args.max_num_seqs,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.architecture import ModelArchitecture
@@ -12,6 +12,7 @@ from modelserve.model.drafters.configs import dflash_architecture, is_dflash
 from modelserve.model.drafters.dflash import DFlashArchitecture, dflash_pair_problem
 
 DrafterArchitecture = AssistantArchitecture | DFlashArchitecture
+DrafterKind = Literal["MTP", "DFlash", "DSpark"]
 
 _SERVED = "MTP assistants (gemma4_assistant, gemma4_unified_assistant), DFlash (z-lab's and speculators'), DSpark "
 _SERVED += "(speculators' and DeepSpec's) and DFlash2"
@@ -37,6 +38,25 @@ def drafter_architecture(config: Mapping[str, Any]) -> DrafterArchitecture:
     raise UnsupportedModel(
         f"drafter: {told} (architectures {named!r}) is not served; this release drafts with {_SERVED}"
     )
+
+
+def drafter_kind(drafter: DrafterArchitecture) -> DrafterKind:
+    """DFlash2 is a DFlash; what has a Markov head is a DSpark."""
+    if isinstance(drafter, AssistantArchitecture):
+        return "MTP"
+    return "DSpark" if drafter.markov_rank else "DFlash"
+
+
+def drafters_problem(named: Sequence[tuple[str, DrafterArchitecture]]) -> str | None:
+    """What keeps drafters from drafting for one worker, by their names, or None."""
+    for kind, which in ((AssistantArchitecture, "MTP assistants"), (DFlashArchitecture, "drafters of blocks")):
+        alike = [name for name, drafter in named if isinstance(drafter, kind)]
+        if len(alike) > 1:
+            return (
+                f"{' and '.join(alike)} are both {which}, of which a worker has one: leave one of them out, or name "
+                "one of the other kind beside it"
+            )
+    return None
 
 
 def drafter_pair_problem(target: ModelArchitecture, drafter: DrafterArchitecture) -> str | None:
