@@ -30,7 +30,8 @@ KUEUE = "kueue.x-k8s.io/"
 QUEUE_NAME = f"{KUEUE}queue-name"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"  # Kubernetes' own: pods of lower cost go first
 MODEL_COMMIT = f"{GROUP}/model-commit"  # on a ControllerRevision: commit of the Hub that its pods serve
-DRAFTER_COMMIT = f"{GROUP}/drafter-commit"  # the same of its assistant
+DRAFTER_COMMIT = f"{GROUP}/drafter-commit"  # the same of its drafter
+DRAFTER_COMMITS = f"{GROUP}/drafter-commits"  # of two, in the plan's order, with a comma between
 UNDONE = f"{GROUP}/undone"  # on a ControllerRevision: it replaced another by itself, failed, and was given up for it
 TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON

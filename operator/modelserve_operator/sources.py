@@ -53,14 +53,24 @@ class ModelSource:
         where = [] if self.image is None else [self.directory]
         return labels.short_hash([*(["drafter"] if self.drafter else []), self.uri, self.revision, *where])
 
-    def beside(self, model: ModelSource) -> ModelSource:
-        """An assistant as pods of the model have it: in the model's volume where that is the same one (a claim is not
-        mounted twice, and scratch space is one), else in a volume of its own."""
-        same = (self.claim, self.image) == (model.claim, model.image)
-        if same and (self.claim or self.image or model.downloaded):
-            return self
-        place = DRAFTER_PATH + self.directory.removeprefix(MODELS_PATH)
-        return replace(self, directory=place, volume=DRAFTER_VOLUME, mount_path=DRAFTER_PATH)
+    def beside(self, *others: ModelSource) -> ModelSource:
+        """A drafter as pods of the model have it, the first of `others`, and drafters before it: in a volume that is
+        there where that is the same one (a claim is not mounted twice, and scratch space is one), else in its own."""
+        for other in others:
+            same = (self.claim, self.image) == (other.claim, other.image)
+            if same and (self.claim or self.image or other.downloaded):
+                return self._in(other.volume, other.mount_path)
+        own = len({other.volume for other in others})
+        return self._in(nth(DRAFTER_VOLUME, own), nth(DRAFTER_PATH, own))
+
+    def _in(self, volume: str, path: str) -> ModelSource:
+        directory = path + self.directory.removeprefix(MODELS_PATH)
+        return replace(self, directory=directory, volume=volume, mount_path=path)
+
+
+def nth(name: str, number: int) -> str:
+    """The name of one of several: the first has it as it is, the second NAME-2."""
+    return name if number < 2 else f"{name}-{number}"
 
 
 def model_source(spec: ModelServeSpec) -> ModelSource:
@@ -100,8 +110,10 @@ def claims(model_serve: Body) -> tuple[str, ...]:
     """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses; what cannot be a name is none."""
     storage = _given(model_serve, "storage", "pvcName")
     found: list[object] = []
-    for section in ("model", "drafter"):
-        given = _given(model_serve, section, "uri")
+    several = _given(model_serve, "drafter", "models")
+    named = [each.get("uri") for each in several if isinstance(each, Mapping)] if isinstance(several, list) else []
+    drafters = [("drafter", each) for each in (_given(model_serve, "drafter", "uri"), *named)]
+    for section, given in (("model", _given(model_serve, "model", "uri")), *drafters):
         uri = str(given)
         if uri.startswith(PVC_PREFIX):
             found.append(uri.removeprefix(PVC_PREFIX).partition("/")[0])

@@ -297,9 +297,9 @@ class FakeCluster:
         plan: Body = self.objects[CONTROLLER_REVISION, *key_of(deployment)]["data"]["plan"]
         return plan
 
-    def end_job(self, *, message: str, exit_code: int = 0) -> None:
-        """The inspect pod ends; with another exit code than 0 its Job fails."""
-        (job,) = self.of(JOB)
+    def end_job(self, *, message: str, exit_code: int = 0, name: str | None = None) -> None:
+        """The inspect pod ends, of several the one of this Job; with another exit code than 0 its Job fails."""
+        (job,) = (each for each in self.of(JOB) if name in (None, each["metadata"]["name"]))
         (pod,) = self.pods_of(job)
         ended = {"terminated": {"exitCode": exit_code, "message": message}}
         phase = "Failed" if exit_code else "Succeeded"

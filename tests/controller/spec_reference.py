@@ -59,6 +59,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
 _VALUES: Mapping[str, Any] = {
     "model.uri": "hf://google/gemma-4-E4B-it",
     "drafter.uri": "hf://google/gemma-4-31B-it-assistant",
+    "drafter.models": [{"kind": "MTP", "uri": "hf://google/gemma-4-31B-it-assistant"}],
     "workload.draftAcceptance": "0.6",
     "kvCache.gpuMemoryUtilization": "0.8",
     "kvCache.hostMemory": "16Gi",

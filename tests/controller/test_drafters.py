@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from configs import assistant_config_json
 
+from modelserve.api import PlanStatus
 from modelserve.engine_args import EngineArgs
+from modelserve.inspection import read_drafter
+from modelserve.measured_drafts import MeasuredDrafts
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
+from modelserve.planning.learned import pair_of
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_operator import labels
 from modelserve_operator.cluster.kinds import CLAIM, CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, JOB, POD
 from modelserve_operator.manifests.worker_template import with_worker
+from modelserve_operator.observed.snapshot import WorkerReport
+from modelserve_operator.planning.drafters import acceptance_of
 from modelserve_operator.revisions.revision import Worker
+from modelserve_operator.sources import ModelSource
 
 E2B = {"uri": "hf://google/gemma-4-E2B-it"}
 DRAFTED = {"drafter": {"published": True}, "workload": {"concurrency": 2}}
@@ -56,11 +64,13 @@ def _settings(world, name: str = "big") -> EngineArgs:
     return EngineArgs.model_validate(body["data"]["engine"])
 
 
-def _fetched(world, pod: dict[str, Any], told: dict[str, str], *, exit_code: int = 0) -> None:
+def _fetched(
+    world, pod: dict[str, Any], told: dict[str, str], *, exit_code: int = 0, container: str = "fetch-drafter"
+) -> None:
     """The download of the assistant ended, saying this."""
     before = pod["status"].get("initContainerStatuses", [])
     end = {"exitCode": exit_code, "message": json.dumps(told) if told else ""}
-    status = [*before, {"name": "fetch-drafter", "state": {"terminated": end}}]
+    status = [*before, {"name": container, "state": {"terminated": end}}]
     world.cluster.set_pod(pod, phase="Pending", initContainerStatuses=status)
     world.settle()
 
@@ -281,3 +291,127 @@ def test_a_claim_of_a_drafter_has_to_be_shareable_too(world, tiny_spec) -> None:
     world.create({**tiny_spec, "replicas": 2, "drafter": {"uri": "pvc://alone/x"}})
     assert world.condition("Accepted") == ("False", "VolumeNotShareable")
     assert "claim alone" in world.message("Accepted")
+
+
+BOTH = {
+    "models": [
+        {"kind": "DFlash", "uri": "hf://z-lab/gemma-4-31B-it-DFlash"},
+        {"kind": "MTP", "uri": "hf://google/gemma-4-31B-it-assistant"},
+    ]
+}
+
+
+def test_two_drafters_are_fetched_pinned_and_named_to_the_worker(gpus) -> None:
+    before = _bystander(gpus)
+    spec = {"model": {"uri": "hf://google/gemma-4-31B-it"}, "drafter": BOTH, "workload": {"concurrency": 2}}
+    gpus.create({**spec, "replicas": 2}, name="big")
+    planned = gpus.status("big")["plan"]["drafter"]
+    assert [each["kind"] for each in planned["models"]] == ["MTP", "DFlash"]
+    pod, settings = _template(gpus), _settings(gpus)
+    names = [each["name"] for each in pod["initContainers"]]
+    assert names == ["resolve", "fetch", "fetch-drafter", "fetch-drafter-2"]
+    directories = ["/models/google/gemma-4-31B-it-assistant/main", "/models/z-lab/gemma-4-31B-it-DFlash/main"]
+    assert settings.drafters == tuple(directories)
+    for container, directory, place in zip(pod["initContainers"][2:], directories, ("", "-2"), strict=True):
+        assert container["command"][-5:] == [
+            "--dest", directory, "--optional", "--recorded", f"/etc/modelserve-commit-drafter{place}/commit",
+        ]  # fmt: skip
+        assert f"commit-drafter{place}" in {mount["name"] for mount in container["volumeMounts"]}
+    assert [each["name"] for each in pod["volumes"]].count("weights") == 1
+    (first,) = _pods(gpus)
+    _fetched(gpus, first, {"commit": DRAFTS})
+    assert len(_pods(gpus)) == 1, "the second has not told"
+    _fetched(gpus, first, {"commit": MOVED}, container="fetch-drafter-2")
+    assert len(_pods(gpus)) == 2
+    named = {"hf://google/gemma-4-31B-it-assistant": DRAFTS, "hf://z-lab/gemma-4-31B-it-DFlash": MOVED}
+    assert gpus.status("big")["drafterCommits"] == named
+    (body,) = [b for b in gpus.cluster.of(CONTROLLER_REVISION) if labels.label_of(b, labels.NAME) == "big"]
+    assert labels.annotation_of(body, labels.DRAFTER_COMMITS) == f"{DRAFTS},{MOVED}"
+    recorded = {v["name"]: v["configMap"]["name"] for v in pod["volumes"] if v["name"].startswith("commit-drafter")}
+    kept = {name: gpus.cluster.objects[CONFIG_MAP, "ml", of]["data"]["commit"] for name, of in recorded.items()}
+    assert kept == {"commit-drafter": DRAFTS, "commit-drafter-2": MOVED}
+    gpus.make_ready()
+    gpus.rest()
+    gpus.restart_operator()
+    gpus.settle()
+    assert gpus.rest() == []
+    assert gpus.status("big")["drafterCommits"] == named
+    gpus.edit("big", context={"maxModelLen": 4096})
+    assert gpus.status("big")["drafterCommits"] == named, "another plan keeps them"
+    assert _bystander(gpus) == before
+
+
+def test_of_two_drafters_the_one_that_could_not_be_fetched_is_said(gpus) -> None:
+    spec = {"model": {"uri": "hf://google/gemma-4-31B-it"}, "drafter": BOTH, "workload": {"concurrency": 2}}
+    gpus.create({**spec, "replicas": 2}, name="big")
+    (pod,) = _pods(gpus)
+    _fetched(gpus, pod, {"commit": DRAFTS})
+    _fetched(gpus, pod, {"problem": "the disk is full"}, container="fetch-drafter-2")
+    assert len(_pods(gpus)) == 2
+    gpus.make_ready()
+    assert "without the drafter hf://z-lab/gemma-4-31B-it-DFlash, slower and as well: the disk is full" in gpus.message(
+        "Planned", "big"
+    )
+    assert gpus.status("big")["drafterCommits"] == {"hf://google/gemma-4-31B-it-assistant": DRAFTS}
+
+
+def test_two_drafters_of_ones_own_are_read_both(world, tiny_spec, tiny_facts, assistant) -> None:
+    """On a claim of their own, where they share a volume; one that cannot be read is planned without."""
+    models = [{"kind": "MTP", "uri": "pvc://others/mtp"}, {"kind": "DFlash", "uri": "pvc://others/dflash"}]
+    world.cluster.put(*_claim("others"))
+    world.create({**tiny_spec, "drafter": {"models": models}})
+    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
+    world.settle()
+    jobs = sorted(job["metadata"]["name"] for job in world.cluster.of(JOB))
+    assert len(jobs) == 2, "both are looked into at once"
+    target = tiny_facts.architecture
+    read = read_drafter(Path(__file__).parents[1] / "models" / "gemma4-tiny-keqv-dflash")
+    update = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "taps": (0,), "mask_token_id": 3}
+    dflash = read.model_copy(update={**update, "num_target_layers": target.num_hidden_layers})
+    block = AssistantFacts(assistant=dflash, weight_bytes=300_000)
+    by_directory = {"/models/mtp": assistant, "/models/dflash": block}
+    for name in jobs:
+        job = world.cluster.objects[JOB, "ml", name]
+        (inspect,) = job["spec"]["template"]["spec"]["containers"]
+        (facts,) = (each for directory, each in by_directory.items() if directory in inspect["command"])
+        world.cluster.end_job(message=facts.model_dump_json(by_alias=True), name=name)
+        world.settle()
+    assert world.cluster.of(JOB) == []
+    world.make_ready()
+    assert world.condition("Ready") == ("True", "RolledOut")
+    assert _settings(world, "tiny").drafters == ("/drafter/mtp", "/drafter/dflash")
+    pod = _template(world, "tiny")
+    assert [v["name"] for v in pod["volumes"] if "persistentVolumeClaim" in v].count("drafter") == 1
+    (worker,) = pod["containers"]
+    assert [mount["mountPath"] for mount in worker["volumeMounts"]].count("/drafter") == 1
+    world.rest()
+    world.restart_operator()
+    world.settle()
+    assert world.rest() == [], "what was read is kept"
+
+
+def test_volumes_of_drafters_are_shared_where_they_are_the_same() -> None:
+    def source(uri: str, claim: str | None = None) -> ModelSource:
+        revision = "main" if uri.startswith("hf://") else None
+        return ModelSource(uri, revision, claim, f"/models/{uri.rsplit('/', 1)[1]}", None)
+
+    model, scratch, other = source("pvc://a/model", "a"), source("hf://o/d"), source("hf://o/e")
+    first = scratch.beside(model)
+    assert (first.volume, first.directory) == ("drafter", "/drafter/d")
+    second = other.beside(model, first)
+    assert (second.volume, second.directory) == ("drafter", "/drafter/e"), "scratch space is one"
+    third = source("pvc://b/f", "b").beside(model, first)
+    assert (third.volume, third.directory, third.mount_path) == ("drafter-2", "/drafter-2/f", "/drafter-2")
+    again = source("pvc://a/g", "a").beside(model, first)
+    assert (again.volume, again.directory) == ("weights", "/models/g")
+
+
+def test_what_workers_measured_of_each_of_two_is_learned(gpus) -> None:
+    spec = {"model": {"uri": "hf://google/gemma-4-31B-it"}, "drafter": BOTH, "workload": {"concurrency": 2}}
+    gpus.create(spec, name="big")
+    plan = PlanStatus.model_validate(gpus.status("big")["plan"])
+    told = MeasuredDrafts(acceptance=0.6, acceptances=(0.7, None))
+    report = WorkerReport(1024, None, None, drafts=told)
+    assert acceptance_of(report, plan, "hf://m") == {pair_of("hf://m", "hf://google/gemma-4-31B-it-assistant"): 0.7}
+    alone = WorkerReport(1024, None, None, drafts=MeasuredDrafts(acceptance=0.6))
+    assert acceptance_of(alone, plan, "hf://m") == {}, "a worker that goes without one of them"

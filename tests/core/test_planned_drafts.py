@@ -12,7 +12,7 @@ from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan
 from modelserve.planning.speed.draft_time import DraftSpeed
-from modelserve.planning.speed.drafted_steps import DraftedSteps, VerifyingSteps
+from modelserve.planning.speed.drafted_steps import DraftedSteps, DraftWay, VerifyingSteps
 from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import assistant_of, published_model
 from modelserve.sizing.cuda_graphs import decode_graph_rows
@@ -60,7 +60,7 @@ def test_steps_with_drafts_are_expected_near_what_was_measured(
     speed = RankSpeed(architecture, device, geometry, tensor_parallel=1, weight_format=None)
     proposing = DraftSpeed(assistant_of(variant), device, geometry, tensor_parallel=1)
     verifying = VerifyingSteps(speed, max_num_seqs=8, speculation=Speculation(drafts, assistant_of(variant)))
-    steps = DraftedSteps(verifying, proposing, chances=(0.8, *[0.82] * (drafts - 1)), fixed=True)
+    steps = DraftedSteps(verifying, (DraftWay(proposing, (0.8, *[0.82] * (drafts - 1))),), fixed=True)
     found = steps.step(requests, context=context + 128)
     assert found.tokens == pytest.approx(tokens, rel=0.05)
     assert found.time.seconds / found.tokens * 1e3 == pytest.approx(step_ms / tokens, rel=0.08)
@@ -170,7 +170,7 @@ def test_prompt_lookup_needs_no_assistant_and_nobody_knows_what_it_brings() -> N
 def test_the_worker_is_given_what_the_plan_has() -> None:
     spec = _spec(drafter={"uri": "hf://google/gemma-4-31B-it-assistant", "numSpeculativeTokens": 4})
     planned = _plan(drafter=spec.drafter.to_json() if spec.drafter else None)
-    arguments = engine_args_for(planned, spec, model_directory="/m", drafter_directory="/d")
+    arguments = engine_args_for(planned, spec, model_directory="/m", drafter_directories=("/d",))
     assert (arguments.drafter, arguments.drafter_optional, arguments.num_speculative_tokens) == ("/d", True, 4)
     assert not {"drafter", "drafterOptional", "promptLookup"} & arguments.dialect("0.1.0").keys()
     other = _plan(drafter={"uri": "hf://google/gemma-4-31B-it-assistant", "numSpeculativeTokens": 4, "revision": "v2"})

@@ -39,6 +39,9 @@ class ExpectedDrafts(ApiModel):
     source: Literal["Given", "Measured", "Assumed"] = Field(
         description="Given in workload.draftAcceptance, Measured by workers of this model, or Assumed."
     )
+    drafter: str | None = Field(
+        default=None, max_length=512, description="Which of two drafters these requests are drafted by."
+    )
     per_request: TokenCount = Field(description="Drafts that a step verifies of each request.")
     tokens_per_step: DecimalString = Field(description="Tokens that a step brings of each request.")
     time_per_output_token_ms: DecimalString = Field(description="timePerOutputTokenMs without drafts.")

@@ -235,6 +235,9 @@ class PlanStatus(ApiModel):
     draft_acceptance: DecimalString | None = Field(
         default=None, description="The same of drafts: the chance to be right that workers had measured by then."
     )
+    draft_acceptances: dict[str, DecimalString] | None = Field(
+        default=None, max_length=2, description="The same of each of two drafters, by address."
+    )
     candidates: tuple[Candidate, ...] = Field(
         default=(),
         max_length=MAX_CANDIDATES,
@@ -372,6 +375,9 @@ class ModelServeStatus(ApiModel):
         max_length=40,
         pattern=r"^[0-9a-f]{40}$",
         description="Commit of the Hub that the committed revision serves, where model.revision is none.",
+    )
+    drafter_commits: dict[str, str] | None = Field(
+        default=None, max_length=2, description="The same of two drafters, by address."
     )
     drafter_commit: str | None = Field(
         default=None,

@@ -27,6 +27,7 @@ from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, 
 from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
+from modelserve.model.drafters.reading import drafter_kind
 from modelserve.model.model_facts import FACTS_KEY, AssistantFacts, ModelFacts
 from modelserve.planning.changes import placed_on, plan_changes
 
@@ -192,9 +193,16 @@ def _inspected(kubectl: Kubectl, bodies: Iterable[Body]) -> tuple[dict[str, Mode
                 with contextlib.suppress(ValidationError):
                     models[str(spec["model"]["uri"])] = ModelFacts.model_validate_json(text)
                 with contextlib.suppress(ValidationError):
-                    uri = str((spec.get("drafter") or {}).get("uri"))
-                    assistants[uri] = AssistantFacts.model_validate_json(text)
+                    facts = AssistantFacts.model_validate_json(text)
+                    assistants[_named_as(spec.get("drafter") or {}, facts)] = facts
     return models, assistants
+
+
+def _named_as(drafter: Body, facts: AssistantFacts) -> str:
+    """Address by which a spec names a drafter: of two the one of its kind."""
+    kind = drafter_kind(facts.assistant)
+    alike = (each.get("uri") for each in drafter.get("models") or () if each.get("kind") == kind)
+    return str(drafter.get("uri") or next(alike, None))
 
 
 def _without_nodes(kubectl: Kubectl, bodies: list[Body], error: ClusterError, *, of_file: bool) -> Iterable[str]:

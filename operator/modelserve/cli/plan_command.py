@@ -33,7 +33,7 @@ from modelserve.inspection import inspect_assistant, read_architecture, read_unu
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.weight_format import WeightFormat
-from modelserve.planning.drafts import DRAFTER_FIELD, named_assistant
+from modelserve.planning.drafts import named_drafters
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import Learned
 from modelserve.planning.planner import candidate_list, consider, plan
@@ -56,7 +56,7 @@ class _Sized(TypedDict):
 
     learned: Learned
     weight_format: WeightFormat
-    assistant: AssistantFacts | None
+    assistants: Mapping[str, AssistantFacts]
     image_architectures: tuple[str, ...]
 
 
@@ -183,7 +183,7 @@ def _planned(
     sized: _Sized = {
         "learned": assumed,
         "weight_format": stored,
-        "assistant": _assistant(spec, assistants),
+        "assistants": _assistants(spec, assistants),
         "image_architectures": options.image_architectures,
     }
     offers = where.offers(spec)
@@ -271,19 +271,22 @@ def _model(
     return facts.architecture, facts.format, facts.unused
 
 
-def _assistant(spec: ModelServeSpec, inspected: Mapping[str, AssistantFacts]) -> AssistantFacts | None:
-    """Facts of a drafter that no release ships: inspected, or in a directory of this machine."""
-    uri = named_assistant(spec)
-    if uri is None or published_assistant(uri) is not None:
-        return None
-    if uri.startswith(_FILE_PREFIX):
-        return inspect_assistant(Path(uri.removeprefix(_FILE_PREFIX)))
-    if uri not in inspected:
-        raise InvalidInput(
-            f"{DRAFTER_FIELD}: {uri} cannot be looked into from here; give its directory as file://DIR, or the one "
-            "that is published with the model as published: true"
-        )
-    return inspected[uri]
+def _assistants(spec: ModelServeSpec, inspected: Mapping[str, AssistantFacts]) -> dict[str, AssistantFacts]:
+    """Facts of drafters that no release ships, by address: inspected, or in a directory of this machine."""
+    found = dict[str, AssistantFacts]()
+    for uri, field in ((each.uri, each.field) for each in named_drafters(spec)):
+        if published_assistant(uri) is not None:
+            continue
+        if uri.startswith(_FILE_PREFIX):
+            found[uri] = inspect_assistant(Path(uri.removeprefix(_FILE_PREFIX)))
+        elif uri in inspected:
+            found[uri] = inspected[uri]
+        else:
+            raise InvalidInput(
+                f"{field}: {uri} cannot be looked into from here; give its directory as file://DIR, or the one "
+                "that is published with the model as published: true"
+            )
+    return found
 
 
 def _model_serves(file: str) -> list[ModelServe]:

@@ -50,11 +50,8 @@ def drafted_by(plan: PlanStatus) -> str:
     drafter = plan.drafter
     if drafter is None:
         return "none"
-    by = [
-        drafter.uri,
-        drafter.revision and f"at {drafter.revision}",
-        "prompt lookup" if drafter.prompt_lookup else None,
-    ]
+    named = (f"{uri} at {revision}" if revision else uri for uri, revision in drafter.named)
+    by = [" or ".join(named), "prompt lookup" if drafter.prompt_lookup else None]
     count = f"{drafter.num_speculative_tokens} at a time" if drafter.num_speculative_tokens else None
     return " ".join(filter(None, (*by, count)))
 

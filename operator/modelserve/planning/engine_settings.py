@@ -18,6 +18,7 @@ ENGINE_VERSION = __version__
 HASH_LENGTH = 10
 
 
+_DRAFTERS_IN_HASHES = ("/", "/2")
 # Settings that a plan need not set, as 0.1.0 wrote them into its hashes, which this release's must equal.
 _UNSET_IN_HASHES = {
     "host": "0.0.0.0",  # noqa: S104 - nobody listens here
@@ -34,10 +35,14 @@ _UNSET_IN_HASHES = {
 
 
 def engine_args_for(
-    plan: PlanStatus, spec: ModelServeSpec, *, model_directory: str, drafter_directory: str = "/"
+    plan: PlanStatus,
+    spec: ModelServeSpec,
+    *,
+    model_directory: str,
+    drafter_directories: tuple[str, ...] = _DRAFTERS_IN_HASHES,
 ) -> EngineArgs:
     """The worker's settings under a plan that fits; the directories are where the checkpoint is mounted, and the
-    plan's assistant, if it has one: a worker that does not find that serves without.
+    plan's drafters, if it has any: a worker that does not find one serves without.
 
     Raises ValueError when the plan has no choice in it.
     """
@@ -56,7 +61,7 @@ def engine_args_for(
     if plan.host_cache_bytes:
         asked["host_cache_bytes"] = plan.host_cache_bytes
     if plan.drafter is not None:
-        asked |= _drafts(plan.drafter, drafter_directory)
+        asked |= _drafts(plan.drafter, drafter_directories)
     return EngineArgs(
         **asked,
         model=model_directory,
@@ -76,8 +81,9 @@ def engine_args_for(
     )
 
 
-def _drafts(drafter: DrafterPlan, directory: str) -> dict[str, Any]:
-    of_assistant = {"drafter": directory, "drafter_optional": True} if drafter.uri else {}
+def _drafts(drafter: DrafterPlan, directories: tuple[str, ...]) -> dict[str, Any]:
+    places = list(directories[: len(drafter.named)])
+    of_assistant = {"drafter": places if len(places) > 1 else places[0], "drafter_optional": True} if places else {}
     lookup = {"prompt_lookup": True} if drafter.prompt_lookup else {}
     count = {"num_speculative_tokens": drafter.num_speculative_tokens} if drafter.num_speculative_tokens else {}
     return {**of_assistant, **lookup, **count}
@@ -107,7 +113,7 @@ def plan_hash(plan: PlanStatus, spec: ModelServeSpec, *, engine_version: str = E
     return _digest(
         {
             **({"set": set_to_old} if set_to_old else {}),
-            **({"drafter": [plan.drafter.uri, plan.drafter.revision]} if plan.drafter else {}),
+            **({"drafter": _identity(plan.drafter)} if plan.drafter else {}),
             "engineArgs": _UNSET_IN_HASHES | settings,
             "engineVersion": engine_version,
             "model": spec.model.uri,
@@ -117,6 +123,11 @@ def plan_hash(plan: PlanStatus, spec: ModelServeSpec, *, engine_version: str = E
             "gpusPerReplica": plan.gpus_per_replica,
         }
     )
+
+
+def _identity(drafter: DrafterPlan) -> list[Any]:
+    """What tells drafters apart in a hash: of one as it always was, its address and revision."""
+    return [list(each) for each in drafter.named] if drafter.models else [drafter.uri, drafter.revision]
 
 
 def _digest(document: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from modelserve.hardware import (
     Accelerator,
 )
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.planning.drafts import left_out
 from modelserve.planning.learned import no_terms
 from modelserve.planning.pools.node_labels import COMPUTE_LABELS
 from modelserve.planning.wishes import Wishes
@@ -238,11 +239,10 @@ def _speculation(wishes: Wishes, tensor_parallel: int) -> tuple[Speculation, str
     drafts = wishes.drafts
     if drafts is None:
         return NO_DRAFTS, ""
-    found = (drafter_ranks_problem(each, tensor_parallel) for each in drafts.speculation.drafters)
-    problem = next((each for each in found if each is not None), None)
-    if problem is None:
-        return drafts.speculation, ""
-    return drafts.without_assistant.speculation, f"the assistant {drafts.uri} is left out: {problem}"
+    found = [(each, drafter_ranks_problem(each.architecture, tensor_parallel)) for each in drafts.drafters]
+    why = (left_out(drafts, each, problem) for each, problem in found if problem is not None)
+    kept = tuple(each for each, problem in found if problem is None)
+    return drafts.only(kept).speculation, "; ".join(why)
 
 
 def _unservable(

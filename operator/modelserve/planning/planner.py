@@ -24,7 +24,7 @@ from modelserve.planning.ranking import RankKey, rank_key
 from modelserve.planning.remedies import remedies, remedy_text
 from modelserve.planning.speed.expected_speed import Speed, speed
 from modelserve.planning.speed.paying_drafts import evaluate_drafted
-from modelserve.planning.wishes import GPU_COUNTS, Wishes, wishes
+from modelserve.planning.wishes import GPU_COUNTS, NO_FACTS, Wishes, wishes
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,27 @@ def plan(
     engine_version: str = ENGINE_VERSION,
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
-    assistant: AssistantFacts | None = None,
+    assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> PlanStatus:
     """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits.
 
-    `weight_format` is the checkpoint's; left out, the architecture's dtype. `assistant`: of the spec's own drafter,
-    where no release ships its facts. `image_architectures`: CPUs that the worker's image is built for.
-    Raises InvalidInput where the assistant is that of another model.
+    `weight_format` is the checkpoint's; left out, the architecture's dtype. `assistants`: facts of the spec's own
+    drafters, by address, where no release ships them. `image_architectures`: CPUs that the worker's image is built for.
+    Raises InvalidInput where a drafter is that of another model.
     """
     wished = _wishes(
-        spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
         image_architectures=image_architectures,
     )  # fmt: skip
     considered = consider(
-        spec, architecture, accelerators, learned=learned, weight_format=weight_format, assistant=assistant,
+        spec, architecture, accelerators, learned=learned, weight_format=weight_format, assistants=assistants,
         image_architectures=image_architectures,
     )  # fmt: skip
     best, expected = (considered[0].evaluation, considered[0].expected) if considered else (None, None)
     shown = _best_per_product(considered)[:MAX_CANDIDATES]
     candidates = candidate_list(
-        shown, spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        shown, spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
         image_architectures=image_architectures,
     )  # fmt: skip
     if not isinstance(best, Fit) or expected is None:
@@ -98,12 +98,12 @@ def consider(
     *,
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
-    assistant: AssistantFacts | None = None,
+    assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> tuple[Considered, ...]:
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
     wished = _wishes(
-        spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
         image_architectures=image_architectures,
     )  # fmt: skip
     costs = _costs(spec)
@@ -130,12 +130,12 @@ def candidate_list(
     *,
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
-    assistant: AssistantFacts | None = None,
+    assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> tuple[Candidate, ...]:
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
     wished = _wishes(
-        spec, architecture, learned=learned, weight_format=weight_format, assistant=assistant,
+        spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
         image_architectures=image_architectures,
     )  # fmt: skip
     costs = _costs(spec)
@@ -161,11 +161,15 @@ def _wishes(
     *,
     learned: Learned,
     weight_format: WeightFormat | None,
-    assistant: AssistantFacts | None,
+    assistants: Mapping[str, AssistantFacts],
     image_architectures: tuple[str, ...],
 ) -> Wishes:
     found = wishes(
-        spec, learned=learned, weight_format=weight_format, assistant=assistant, image_architectures=image_architectures
+        spec,
+        learned=learned,
+        weight_format=weight_format,
+        assistants=assistants,
+        image_architectures=image_architectures,
     )
     return found if found.drafts is None else replace(found, drafts=found.drafts.of_target(architecture))
 

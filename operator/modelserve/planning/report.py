@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from modelserve.api.drafter import DrafterPlan
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.speed import ExpectedDrafts, ExpectedReuse, ExpectedSpeed, TimeTerms
 from modelserve.api.status import (
@@ -24,13 +23,14 @@ from modelserve.api.status import (
 )
 from modelserve.hardware import ARCH_LABEL
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.planning.drafts_report import drafts_status, drafts_text, measured_acceptance, planned_drafter
 from modelserve.planning.evaluation import Fit, Refusal
 from modelserve.planning.learned import AS_EXPECTED
 from modelserve.planning.other_settings import other_settings, places
 from modelserve.planning.pools.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
 from modelserve.planning.speed.expected_reuse import Reuse, expected_reuse
-from modelserve.planning.speed.expected_speed import Speed, mixed_step_tokens, speed, step_factors
+from modelserve.planning.speed.expected_speed import Speed, mixed_step_tokens, step_factors
 from modelserve.planning.speed.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
@@ -72,14 +72,14 @@ def chosen_plan(
             gpu_memory_utilization=f"{wishes.utilization:f}",
             profile="exact" if wishes.exact else None,
         ),
-        drafter=_drafter(fit, wishes),
+        drafter=planned_drafter(fit, wishes),
         per_gpu=gpu_memory(fit.memory),
         per_request=request_bytes(fit),
         concurrency=concurrency(fit),
         target_concurrency=expected.load.requests,
         message="; ".join(filter(None, (_plan_message(fit, architecture, wishes, expected), unsaid))),
         speed_factors=wishes.learned.speed[:MAX_SPEED_FACTORS] or None,
-        draft_acceptance=_measured_acceptance(wishes),
+        **measured_acceptance(wishes),
         candidates=candidates,
     )
 
@@ -128,41 +128,6 @@ def expected_speed(expected: Speed, *, with_terms: bool, drafts: ExpectedDrafts 
         drafts=drafts,
         first_token=_time_terms(first, digits=1) if with_terms else None,
         output_token=_time_terms(token, digits=2) if with_terms else None,
-    )
-
-
-def drafts_status(expected: Speed, fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> ExpectedDrafts | None:
-    """What drafts bring, beside the speed without them; None where none are planned, or nobody knows."""
-    if expected.drafts is None or wishes.drafts is None:
-        return None
-    without = speed(fit, architecture, wishes.without_drafts)
-    return ExpectedDrafts(
-        acceptance=f"{wishes.drafts.chances[0]:.2f}",
-        source=wishes.drafts.source,
-        per_request=expected.drafts.drafts,
-        tokens_per_step=f"{expected.drafts.tokens:.2f}",
-        time_per_output_token_ms=f"{without.at_load.output_token.seconds * 1e3:.2f}",
-        output_tokens_per_second=f"{without.output_tokens_per_s:.1f}",
-    )
-
-
-def _measured_acceptance(wishes: Wishes) -> str | None:
-    """Chance of a draft, where workers of the pair had told it; also where the chosen candidate does without."""
-    drafts = wishes.drafts
-    return f"{drafts.chances[0]:.2f}" if drafts is not None and drafts.chances and drafts.source == "Measured" else None
-
-
-def _drafter(fit: Fit, wishes: Wishes) -> DrafterPlan | None:
-    """What the plan has propose tokens: as asked, as far as the candidate can."""
-    drafts, has = wishes.drafts, fit.speculation
-    if drafts is None or not has.num_tokens:
-        return None
-    assistant = bool(has.drafters)
-    return DrafterPlan(
-        uri=drafts.uri if assistant else None,
-        revision=drafts.revision if assistant else None,
-        prompt_lookup=True if has.prompt_lookup else None,
-        num_speculative_tokens=has.num_tokens if drafts.fixed else None,
     )
 
 
@@ -292,7 +257,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
         other_settings(fit, architecture, wishes),
         _host_memory(fit, wishes),
         _found(fit, architecture, wishes),
-        _drafts(fit, architecture, wishes, expected),
+        drafts_text(fit, architecture, wishes, expected),
         _reservations(fit, wishes),
     ]
     if fit.limited_by is None and wishes.max_model_len is None:
@@ -330,26 +295,6 @@ def _found(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> str:
     if wishes.turns and load.turns < wishes.turns:
         text += f"; {load.turns:,} of {wishes.turns:,} turns fit {fit.max_model_len:,} tokens"
     return text
-
-
-def _drafts(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, with_drafts: Speed) -> str:
-    """What proposes tokens, and what that is expected to bring."""
-    drafter = _drafter(fit, wishes)
-    if drafter is None:
-        return ""
-    by = [drafter.uri] if drafter.uri else []
-    by += ["repetitions of a request's own tokens"] if drafter.prompt_lookup else []
-    text = f"up to {fit.speculation.num_tokens} tokens at a time are proposed by {' and '.join(by)}"
-    expected = drafts_status(with_drafts, fit, architecture, wishes)
-    if expected is None:
-        return f"{text}; what that brings depends on the text, and is in no expected time"
-    known = {"Given": "as workload.draftAcceptance says", "Measured": "as workers measured", "Assumed": "assumed"}
-    return (
-        f"{text}; of those verified, {expected.per_request} of each request, the first is right with a chance of "
-        f"{expected.acceptance} ({known[expected.source]}): {expected.tokens_per_step} tokens a step, "
-        f"{with_drafts.at_load.output_token.seconds * 1e3:.1f} ms a token instead of "
-        f"{float(expected.time_per_output_token_ms):.1f}"
-    )
 
 
 def _workload_reservations(fit: Fit, wishes: Wishes) -> Iterator[str]:

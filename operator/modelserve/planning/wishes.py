@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
@@ -28,6 +29,7 @@ DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, DEFAULT_TURN_TOKENS = 2048, 256, 512
 _LIMIT, _REQUEST = "spec.pod.resources.limits.memory", "spec.pod.resources.requests.memory"
 _HOST = "spec.kvCache.hostMemory"
+NO_FACTS: Mapping[str, AssistantFacts] = {}
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Wishes:
 
     @cached_property
     def without_assistant(self) -> Wishes:
-        """The same, in which no assistant proposes tokens."""
+        """The same, in which no drafter proposes tokens."""
         return replace(self, drafts=self.drafts.without_assistant if self.drafts else None)
 
     @cached_property
@@ -115,11 +117,12 @@ def wishes(
     *,
     learned: Learned = NOTHING_LEARNED,
     weight_format: WeightFormat | None = None,
-    assistant: AssistantFacts | None = None,
+    assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> Wishes:
     """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
-    its factors correct expected speeds. `assistant`: facts of the spec's own one, which no release ships.
+    its factors correct expected speeds. `assistants`: facts of the spec's own drafters, by address, which no
+    release ships.
     `image_architectures`: CPUs that the worker's image is built for.
 
     Raises InvalidInput for an amount of memory that no machine has, or that the pod's own limit cannot hold.
@@ -154,7 +157,7 @@ def wishes(
         image_architectures=image_architectures,
         host_memory_bytes=_host_memory_bytes(spec),
         exact=engine is not None and engine.profile == "exact",
-        drafts=wanted_drafts(spec, assistant=assistant, acceptance=learned.acceptance),
+        drafts=wanted_drafts(spec, assistants=assistants, acceptance=learned.acceptance),
     )
 
 

@@ -17,7 +17,7 @@ from modelserve_operator.inventory.pools import Pool
 
 # The spec as text; what was measured of speed; the namespace whose own measurements count. With a drafter: the name of
 # the model, facts that no release ships, what was measured of drafts. CPUs that the image is built for.
-Paired = tuple[str, AssistantFacts | None, tuple[tuple[str, float], ...]]
+Paired = tuple[str, tuple[tuple[str, AssistantFacts], ...], tuple[tuple[str, float], ...]]
 PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...], str, Paired | None, tuple[str, ...]]
 MOST_PLANS = 1024  # of some 20 KiB each
 MOST_KINDS = 64  # of pods, by what they select and tolerate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from modelserve.api import ModelServeSpec
-from modelserve_operator.revisions.revision import FETCH_DRAFTER_CONTAINER
-from modelserve_operator.sources import MODELS_PATH, WEIGHTS_VOLUME, ModelSource
+from modelserve_operator.revisions.revision import FETCH_DRAFTER_CONTAINERS
+from modelserve_operator.sources import MODELS_PATH, WEIGHTS_VOLUME, ModelSource, nth
 
 SCRATCH_ENVIRONMENT = [
     {"name": "HOME", "value": "/tmp"},  # noqa: S108 - an emptyDir of the pod
@@ -23,7 +23,7 @@ KERNEL_CACHE_PATH = "/var/cache/modelserve/kernels"
 _KERNEL_CACHE_FOLDER = ".modelserve/kernels"  # of a claim that downloads go to
 COMMIT_FILE = "/tmp/modelserve-commit"  # noqa: S108 - scratch space that the containers of a pod share
 RECORDED_PATH, COMMIT_KEY = "/etc/modelserve-commit", "commit"
-DRAFTER_COMMIT_VOLUME, DRAFTER_RECORDED_PATH = "commit-drafter", "/etc/modelserve-commit-drafter"
+_DRAFTER_COMMIT_VOLUME, _DRAFTER_RECORDED_PATH = "commit-drafter", "/etc/modelserve-commit-drafter"
 _SCRATCH_MOUNT = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
 
 
@@ -60,10 +60,16 @@ def _weights(volume: str, sources: list[ModelSource]) -> dict[str, Any]:
     return {"name": volume, "persistentVolumeClaim": {"claimName": claim, **read_only}}
 
 
-def mount_drafter(worker: dict[str, Any], drafter: ModelSource) -> None:
-    """Let a container read the assistant, where that does not lie beside the model."""
-    if drafter.volume != WEIGHTS_VOLUME:
-        worker["volumeMounts"].append({"name": drafter.volume, "mountPath": drafter.mount_path, "readOnly": True})
+def mount_drafters(worker: dict[str, Any], drafters: tuple[ModelSource, ...]) -> None:
+    """Let a container read the drafters that do not lie beside the model."""
+    for volume, path in dict.fromkeys((drafter.volume, drafter.mount_path) for drafter in drafters):
+        if volume != WEIGHTS_VOLUME:
+            worker["volumeMounts"].append({"name": volume, "mountPath": path, "readOnly": True})
+
+
+def drafter_commit_volume(number: int) -> str:
+    """Of the recorded commit of one of a plan's drafters, which count from 0."""
+    return nth(_DRAFTER_COMMIT_VOLUME, number + 1)
 
 
 def container(*, name: str, image: str, pull_policy: str, command: list[str]) -> dict[str, Any]:
@@ -155,18 +161,19 @@ def fetch_container(
 
 
 def fetch_drafter_container(
-    source: ModelSource, *, image: str, pull_policy: str, users: list[dict[str, Any]]
+    source: ModelSource, *, number: int, image: str, pull_policy: str, users: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The download of an assistant, which ends well whatever comes of it: the worker serves without one that is not
-    there. It tells the commit, or what went wrong. Where the revision may move, the pod's volume of the recorded commit
-    is mounted.
+    """The download of drafter `number` of a plan, from 0, which ends well whatever comes of it: the worker serves
+    without one that is not there. It tells the commit, or what went wrong. Where the revision may move, the pod's
+    volume of the recorded commit is mounted.
     """
     command = [*_fetch_command(source), "--optional"]
     mounts: list[dict[str, Any]] = [_SCRATCH_MOUNT, {"name": source.volume, "mountPath": source.mount_path}]
     if source.moves:
-        command += ["--recorded", f"{DRAFTER_RECORDED_PATH}/{COMMIT_KEY}"]
-        mounts.append({"name": DRAFTER_COMMIT_VOLUME, "mountPath": DRAFTER_RECORDED_PATH, "readOnly": True})
-    built = container(name=FETCH_DRAFTER_CONTAINER, image=image, pull_policy=pull_policy, command=command)
+        recorded = nth(_DRAFTER_RECORDED_PATH, number + 1)
+        command += ["--recorded", f"{recorded}/{COMMIT_KEY}"]
+        mounts.append({"name": drafter_commit_volume(number), "mountPath": recorded, "readOnly": True})
+    built = container(name=FETCH_DRAFTER_CONTAINERS[number], image=image, pull_policy=pull_policy, command=command)
     built["volumeMounts"] = mounts
     _let_download(built, source, users)
     return built

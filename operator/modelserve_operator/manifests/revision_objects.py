@@ -16,14 +16,22 @@ from modelserve_operator.revisions.revision import ENGINE_FILE, Revision
 def controller_revision(model_serve: Body, revision: Revision) -> dict[str, Any]:
     """NAME-HASH, the memory of a revision. Its number changes, the model's commit comes later; all else of it stays."""
     metadata = _metadata(model_serve, revision, component=labels.REVISION)
-    commits = {labels.MODEL_COMMIT: revision.commit, labels.DRAFTER_COMMIT: revision.drafter_commit}
-    if known := {key: commit for key, commit in commits.items() if commit}:
+    if known := commit_annotations(revision):
         metadata["annotations"] = known
     return {
         "metadata": metadata,
         "revision": revision.number,
         "data": revision.to_data(model_serve["metadata"]["name"]),
     }
+
+
+def commit_annotations(revision: Revision) -> dict[str, str]:
+    """What keeps the commits of a revision's model and drafters, as far as they are known; of two drafters both, with
+    nothing for one that is not."""
+    commits = [revision.drafter_commit(number) for number in range(len(revision.drafter_sources))]
+    key = labels.DRAFTER_COMMITS if len(commits) > 1 else labels.DRAFTER_COMMIT
+    found = {labels.MODEL_COMMIT: revision.commit, key: ",".join(commits) if any(commits) else ""}
+    return {each: commit for each, commit in found.items() if commit}
 
 
 def engine_config_map(model_serve: Body, revision: Revision) -> dict[str, Any]:

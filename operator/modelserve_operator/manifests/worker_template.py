@@ -19,19 +19,19 @@ from modelserve_operator.manifests.pod_resources import (
     worker_resources,
 )
 from modelserve_operator.manifests.restricted_pod import (
-    DRAFTER_COMMIT_VOLUME,
     container,
+    drafter_commit_volume,
     environment,
     fetch_container,
     fetch_drafter_container,
     image_pull_secrets,
     keep_compiled_kernels,
-    mount_drafter,
+    mount_drafters,
     pod_spec,
     resolve_container,
 )
 from modelserve_operator.observed.snapshot import FETCH_CONTAINER, WORKER_CONTAINER
-from modelserve_operator.revisions.revision import ENGINE_FILE, FETCH_DRAFTER_CONTAINER, RESOLVE_CONTAINER, Worker
+from modelserve_operator.revisions.revision import ENGINE_FILE, FETCH_DRAFTER_CONTAINERS, RESOLVE_CONTAINER, Worker
 from modelserve_operator.rollout import disruption
 from modelserve_operator.sources import ModelSource
 
@@ -83,15 +83,15 @@ def worker_template(
     pull_policy: str,
     pull_secrets: tuple[str, ...] = (),
     user_id: int | None,
-    drafter: ModelSource | None = None,
-    drafter_bytes: int = 0,
+    drafters: tuple[ModelSource, ...] = (),
+    drafter_bytes: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins. `drafter`: the plan's
-    assistant, as pods of the model have it, of so many bytes."""
+    """PodTemplateSpec. What the user adds in spec.pod goes in first; what the operator sets wins. `drafters`: the
+    plan's, as pods of the model have them, each of so many bytes."""
     image = worker.image
     extra = spec.pod.to_json()
     own_labels = labels.child(name, labels.WORKER, **{labels.PLAN_HASH: plan_hash})
-    sources = (source,) if drafter is None else (source, drafter)
+    sources = (source, *drafters)
     pod: dict[str, Any] = pod_spec(*sources, user_id=user_id)
     serve = container(
         name="worker",
@@ -99,8 +99,7 @@ def worker_template(
         pull_policy=pull_policy,
         command=["modelserve-worker", "serve", "--config", f"{CONFIG_PATH}/{ENGINE_FILE}"],
     )
-    if drafter is not None:
-        mount_drafter(serve, drafter)
+    mount_drafters(serve, drafters)
     if plan.resource_name:
         keep_compiled_kernels(serve, source)
     serve["ports"] = [{"name": "http", "containerPort": PORT, "protocol": "TCP"}]
@@ -111,11 +110,11 @@ def worker_template(
         _mount_api_key(pod, serve, spec.api_key_secret_ref)
     serve["env"] = environment(extra.get("env") or [], [*serve["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
     serve["volumeMounts"].append({"name": "engine", "mountPath": CONFIG_PATH, "readOnly": True})
-    sizes = zip(sources, (weight_bytes, drafter_bytes), strict=False)
+    sizes = zip(sources, (weight_bytes, *drafter_bytes), strict=True)
     scratch = [size for each, size in sizes if each.downloaded and each.claim is None]
     downloaded_bytes = sum(scratch) if scratch else None
     serve["resources"] = worker_resources(extra.get("resources") or {}, plan, downloaded_bytes=downloaded_bytes)
-    serve.update(_probes(weight_bytes + drafter_bytes))
+    serve.update(_probes(weight_bytes + sum(drafter_bytes)))
     engine_items = [{"key": ENGINE_FILE, "path": ENGINE_FILE}]
     revision = labels.revision_name(name, plan_hash)
     pod["volumes"].append({"name": "engine", "configMap": {"name": revision, "items": engine_items}})
@@ -131,10 +130,13 @@ def worker_template(
         downloads += _downloads(source, image=image, pull_policy=pull_policy, users=users, resolves=resolves)
         if resolves:
             pod["volumes"].append({"name": "commit", "configMap": _recorded(name, source)})
-    if drafter is not None and drafter.downloaded:
-        downloads.append(fetch_drafter_container(drafter, image=image, pull_policy=pull_policy, users=users))
+    for number, drafter in enumerate(drafters):
+        if drafter.downloaded:
+            downloads.append(
+                fetch_drafter_container(drafter, number=number, image=image, pull_policy=pull_policy, users=users)
+            )
         if drafter.moves:
-            pod["volumes"].append({"name": DRAFTER_COMMIT_VOLUME, "configMap": _recorded(name, drafter)})
+            pod["volumes"].append({"name": drafter_commit_volume(number), "configMap": _recorded(name, drafter)})
     if downloads:
         pod["initContainers"] = [{**each, "resources": download_resources(serve["resources"])} for each in downloads]
     pod.update(_placement(spec, plan, name=name, plan_hash=plan_hash))
@@ -172,10 +174,10 @@ def with_worker(template: Mapping[str, Any], *, worker: Worker, name: str, befor
     pod = found["spec"]
     if not drafts(worker):
         first = pod.pop("initContainers", ())
-        if kept := [each for each in first if each["name"] != FETCH_DRAFTER_CONTAINER]:
+        if kept := [each for each in first if each["name"] not in FETCH_DRAFTER_CONTAINERS]:
             pod["initContainers"] = kept
     for container_ in (*pod["containers"], *pod.get("initContainers", ())):
-        if container_["name"] in (WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER):
+        if container_["name"] in (WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, *FETCH_DRAFTER_CONTAINERS):
             container_["image"] = image
     found["metadata"]["labels"][labels.PLAN_HASH] = after
     for claim in pod.get("resourceClaims", ()):

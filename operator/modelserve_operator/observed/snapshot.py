@@ -27,7 +27,7 @@ from modelserve_operator.cluster.kinds import (
 )
 from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.revisions.history import History
-from modelserve_operator.revisions.revision import FETCH_DRAFTER_CONTAINER, RESOLVE_CONTAINER, Revision
+from modelserve_operator.revisions.revision import FETCH_DRAFTER_CONTAINERS, RESOLVE_CONTAINER, Revision
 
 Body = Mapping[str, Any]
 
@@ -40,7 +40,7 @@ KUEUE_GATE = f"{labels.KUEUE}admission"
 _QUIET = frozenset({None, "ContainerCreating", "PodInitializing"})
 ENDED_PHASES = frozenset({"Failed", "Succeeded"})
 OWN_CONTAINERS = frozenset(
-    {WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER, INSPECT_CONTAINER}
+    {WORKER_CONTAINER, FETCH_CONTAINER, RESOLVE_CONTAINER, *FETCH_DRAFTER_CONTAINERS, INSPECT_CONTAINER}
 )  # others are injected by somebody
 
 
@@ -123,7 +123,7 @@ class Pod:
     held: bool | None = None  # from autoscalers, as its annotation says; None: that is not ours to say
     queued: bool = False  # Kueue has not admitted it yet
     commit: str | None = None  # of the model, as its container `resolve` told it
-    drafter: FetchedDrafter | None = None  # what the download of its assistant told, once that has ended
+    drafters: tuple[tuple[int, FetchedDrafter], ...] = ()  # what downloads of drafters told that ended; number in plan
 
     @classmethod
     def from_body(cls, body: Body) -> Pod:
@@ -132,7 +132,7 @@ class Pod:
         scheduled = conditions.get("PodScheduled") or {}
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         own = [container for container in containers if container.get("name") in OWN_CONTAINERS]
-        needed = [each for each in own if each["name"] != FETCH_DRAFTER_CONTAINER]
+        needed = [each for each in own if each["name"] not in FETCH_DRAFTER_CONTAINERS]
         placed = scheduled.get("status") == "True" or status.get("phase") not in (None, "Pending")
         ready = (conditions.get("Ready") or {}).get("status") == "True"
         started = any(container.get("started") for container in own if container["name"] == WORKER_CONTAINER)
@@ -169,7 +169,7 @@ class Pod:
             held=None if (mark := labels.annotation_of(body, labels.HELD)) is None else mark == "true",
             queued=KUEUE_GATE in {each["name"] for each in (body.get("spec") or {}).get("schedulingGates") or ()},
             commit=next(filter(None, map(_commit, own)), None),
-            drafter=next(filter(None, map(_drafter, own)), None),
+            drafters=tuple(sorted(filter(None, map(_drafter, own)), key=lambda each: each[0])),
         )
 
 
@@ -245,14 +245,15 @@ def _commit(container: Body) -> str | None:
     return None
 
 
-def _drafter(container: Body) -> FetchedDrafter | None:
-    if container.get("name") != FETCH_DRAFTER_CONTAINER:
+def _drafter(container: Body) -> tuple[int, FetchedDrafter] | None:
+    if container.get("name") not in FETCH_DRAFTER_CONTAINERS:
         return None
+    number = FETCH_DRAFTER_CONTAINERS.index(container["name"])
     for end in _ends(container):
         try:
-            return FetchedDrafter.model_validate_json(end.get("message") or "")
+            return number, FetchedDrafter.model_validate_json(end.get("message") or "")
         except ValidationError:
-            return FetchedDrafter(problem=f"its download ended with exit code {end.get('exitCode')}")
+            return number, FetchedDrafter(problem=f"its download ended with exit code {end.get('exitCode')}")
     return None
 
 

@@ -20,7 +20,7 @@ from modelserve_operator.planning.acceptance import acceptable
 from modelserve_operator.planning.amiss import catalogue_faults, drafter_left_out, spec_faults
 from modelserve_operator.planning.approval import Choice, choose, latest
 from modelserve_operator.planning.decision import NOT_PLANNED, Decision, Finding, Warn
-from modelserve_operator.planning.drafters import drafter_to_read
+from modelserve_operator.planning.drafters import drafters_to_read
 from modelserve_operator.planning.reading import Reading, reading_of
 from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_for, worker_of_today
 from modelserve_operator.reasons import Reason
@@ -76,20 +76,20 @@ class Case:
         return worker_of_today(self.spec, self.settings)
 
     @cached_property
-    def drafter(self) -> ModelSource | None:
-        """The assistant that has to be read before anything is planned."""
-        return drafter_to_read(self.spec) if drafts(self.worker) else None
+    def drafters(self) -> tuple[tuple[ModelSource, AssistantFacts | None], ...]:
+        """The drafters that have to be read before anything is planned, and what they are; None until they were."""
+        named = drafters_to_read(self.spec) if drafts(self.worker) else ()
+        return tuple((each, known_assistant(self.observed, each)) for each in named)
+
+    @property
+    def assistants(self) -> dict[str, AssistantFacts]:
+        """What of these is known, by address."""
+        return {source.uri: facts for source, facts in self.drafters if facts is not None}
 
     @cached_property
-    def assistant(self) -> AssistantFacts | None:
-        """What that assistant is; None until it was read."""
-        return known_assistant(self.observed, self.drafter) if self.drafter is not None else None
-
-    @cached_property
-    def drafter_reading(self) -> Reading | None:
-        """How the reading of an assistant stands that nothing is known of yet."""
-        unread = self.drafter is not None and self.assistant is None
-        return reading_of(self.observed, self.drafter) if unread and self.drafter is not None else None
+    def drafter_readings(self) -> tuple[Reading, ...]:
+        """How the reading of drafters stands that nothing is known of yet."""
+        return tuple(reading_of(self.observed, source) for source, facts in self.drafters if facts is None)
 
     @cached_property
     def unplanned(self) -> Decision:
@@ -98,13 +98,11 @@ class Case:
         if self.facts is None:
             return decision
         warnings = (*self.spec_faults, *catalogue_faults(self.spec, self.observed.supply.catalogue))
-        decision = replace(
-            decision, facts=self.facts, drafter=self.drafter, assistant=self.assistant, warnings=warnings
-        )
-        if self.drafter is None or self.drafter_reading is None or self.drafter_reading.planned.ok is None:
-            return decision
-        told = f"Planned without the drafter: {self.drafter_reading.planned.message}"
-        return replace(decision, inspect=(self.drafter,)).warned(Warn(Reason.DRAFTER_UNAVAILABLE, told))
+        decision = replace(decision, facts=self.facts, drafters=self.drafters, warnings=warnings)
+        failed = [reading for reading in self.drafter_readings if reading.planned.ok is not None]
+        told = (f"Planned without the drafter: {reading.planned.message}" for reading in failed)
+        warned = decision.warned(*(Warn(Reason.DRAFTER_UNAVAILABLE, each) for each in told))
+        return replace(warned, inspect=tuple(reading.source for reading in failed))
 
     @cached_property
     def undecided(self) -> Decision:
@@ -143,7 +141,7 @@ class Case:
             self.facts,
             self.observed.supply,
             committed=latest(self.committed) or self.committed_plan,
-            assistant=self.assistant,
+            assistants=self.assistants,
             image_architectures=self.settings.worker_architectures,
         )
 
@@ -159,7 +157,7 @@ class Case:
             self.settings,
             generation=self.observed.generation,
             approved_by=approver(self.observed.model_serve),
-            assistant=self.assistant,
+            assistants=self.assistants,
         )
 
     @cached_property

@@ -38,8 +38,7 @@ class Decision:
     spec: ModelServeSpec | None = None
     source: ModelSource | None = None
     facts: ModelFacts | None = None
-    drafter: ModelSource | None = None  # one that has to be read, and what it was found to be
-    assistant: AssistantFacts | None = None
+    drafters: tuple[tuple[ModelSource, AssistantFacts | None], ...] = ()  # to be read, and what they were found to be
     inspect: tuple[ModelSource, ...] = ()  # whose inspect Jobs should exist
     plan: PlanStatus | None = None  # for status.plan
     proposed: Revision | None = None  # for status.proposedPlan

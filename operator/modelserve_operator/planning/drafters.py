@@ -1,12 +1,14 @@
-"""The drafter of a ModelServe: which one has to be read, what became of it in pods, what its workers say. Pure."""
+"""The drafters of a ModelServe: which have to be read, what became of them in pods, what their workers say. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from modelserve.api import ModelServeSpec, PlanStatus
-from modelserve.api.drafter import DrafterPlan
+from modelserve.measured_drafts import MeasuredDrafts
+from modelserve.planning.drafts import named_drafters
 from modelserve.planning.learned import pair_of
 from modelserve.published import published_assistant
 from modelserve_operator.observed.snapshot import Observed, WorkerReport
@@ -18,41 +20,55 @@ from modelserve_operator.sources import ModelSource, drafter_source
 _FAR_BELOW = 0.5  # of the acceptance that a plan counts with
 
 
-def drafter_to_read(spec: ModelServeSpec) -> ModelSource | None:
-    """The assistant that a spec names, where no release ships its facts."""
-    drafter = spec.drafter
-    if drafter is None or drafter.uri is None or published_assistant(drafter.uri) is not None:
-        return None
-    return drafter_source(spec, drafter.uri, drafter.revision)
+def drafters_to_read(spec: ModelServeSpec) -> tuple[ModelSource, ...]:
+    """The drafters that a spec names itself, where no release ships their facts."""
+    named = (each for each in named_drafters(spec) if published_assistant(each.uri) is None)
+    return tuple(drafter_source(spec, each.uri, each.revision) for each in named)
 
 
-def resolved_drafter(revision: Revision, observed: Observed) -> Revision:
-    """The revision with the commit of its assistant: the one that is kept, else what the first of its pods fetched."""
-    if not revision.drafter_unresolved:
+def resolved_drafters(revision: Revision, observed: Observed) -> Revision:
+    """The revision with the commits of its drafters: those that are kept, else what the first of its pods fetched."""
+    unresolved = revision.unresolved_drafters
+    if not unresolved:
         return revision
     pods = sorted(observed.pods_of(revision.hash), key=lambda pod: (pod.created, pod.name))
-    told = [pod.drafter.commit for pod in pods if pod.drafter is not None and pod.drafter.commit]
-    known = observed.history.commit_of(revision.drafter_source)
-    return replace(revision, drafter_commit=known or next(iter(told), ""))
+    told = [dict(pod.drafters) for pod in pods]
+    commits = list(map(revision.drafter_commit, range(len(revision.drafter_sources))))
+    for number in unresolved:
+        fetched = (each[number].commit for each in told if number in each)
+        known = observed.history.commit_of(revision.drafter_sources[number])
+        commits[number] = known or next(filter(None, fetched), "")
+    return replace(revision, drafter_commits=tuple(commits))
 
 
 def waits_for_commits(revision: Revision, observed: Observed) -> bool:
-    """Whether one pod has to tell first what it serves. An assistant that could not be fetched holds up nobody."""
-    tried = any(pod.drafter is not None or pod.ready for pod in observed.pods_of(revision.hash))
-    return revision.unresolved or (revision.drafter_unresolved and not tried)
+    """Whether one pod has to tell first what it serves. A drafter that could not be fetched holds up nobody."""
+    wanted = set(revision.unresolved_drafters)
+    tried = any(wanted <= set(dict(pod.drafters)) or pod.ready for pod in observed.pods_of(revision.hash))
+    return revision.unresolved or (bool(wanted) and not tried)
+
+
+def drafter_commits(revision: Revision) -> dict[str, Any]:
+    """Commits of a revision's drafters as fields of the status, as far as they are known."""
+    named = revision.plan.drafter.named if revision.plan.drafter is not None else ()
+    known = {uri: commit for number, (uri, _) in enumerate(named) if (commit := revision.drafter_commit(number))}
+    if len(named) > 1:
+        return {"drafterCommits": known} if known else {}
+    return {"drafterCommit": next(iter(known.values()))} if known else {}
 
 
 def acceptance_of(report: WorkerReport | None, plan: PlanStatus, model_uri: str) -> dict[str, float]:
-    """What a worker measured of an assistant's drafts, by `pair_of`."""
-    drafts, assistant = report.drafts if report is not None else None, _alone(plan.drafter)
-    if drafts is None or drafts.acceptance is None or assistant is None:
-        return {}
-    return {pair_of(model_uri, assistant): drafts.acceptance}
+    """What a worker measured of drafters' drafts, by `pair_of`."""
+    drafts = report.drafts if report is not None else None
+    return {} if drafts is None else {pair_of(model_uri, uri): chance for uri, chance in _measured(drafts, plan)}
 
 
-def _alone(drafter: DrafterPlan | None) -> str | None:
-    """URI of an assistant that drafts alone: where text is looked up as well, acceptance is also the text's."""
-    return None if drafter is None or drafter.prompt_lookup else drafter.uri
+def _measured(drafts: MeasuredDrafts, plan: PlanStatus) -> Iterator[tuple[str, float]]:
+    """Chances of drafters, by address. Where text is looked up as well, they are also the text's and say nothing."""
+    named = () if plan.drafter is None or plan.drafter.prompt_lookup else plan.drafter.named
+    told = (drafts.acceptance,) if len(named) == 1 else drafts.acceptances or ()
+    if len(told) == len(named):  # a worker that goes without one of two tells of the other alone
+        yield from ((uri, chance) for (uri, _), chance in zip(named, told, strict=True) if chance is not None)
 
 
 def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:
@@ -61,35 +77,41 @@ def drafts_amiss(revision: Revision, observed: Observed) -> Iterator[Warn]:
     drafter = revision.plan.drafter
     if drafter is None:
         return
-    pods = observed.pods_of(revision.hash)
+    pods, names = observed.pods_of(revision.hash), " and ".join(uri for uri, _ in drafter.named)
     reports = [observed.reports[pod.uid].drafts for pod in pods if pod.uid in observed.reports]
-    fetched = [pod.drafter.problem for pod in pods if pod.drafter is not None and pod.drafter.problem]
-    found = [told.problem for told in reports if told is not None and told.problem]
+    numbered = dict(enumerate(uri for uri, _ in drafter.named))
+    told = [each for pod in pods for each in pod.drafters]
+    fetched = [(numbered.get(number, names), each.problem) for number, each in told if each.problem]
+    found = [(names, report.problem) for report in reports if report is not None and report.problem]
     if problems := fetched or found:  # a worker without files says less than the download
+        uri, problem = min(problems)
         yield Warn(
             Reason.DRAFTER_UNAVAILABLE,
-            f"Workers serve without the drafter {drafter.uri}, slower and as well: {min(problems).rstrip('.')}. The "
-            "next pod looks for it again.",
+            f"Workers serve without the drafter {uri}, slower and as well: {problem.rstrip('.')}. The next pod looks "
+            "for it again.",
         )
-    counted_on = _counted_on(revision.plan)
-    measured = [told.acceptance for told in reports if told is not None and told.acceptance is not None]
-    if any(told is not None and told.low_acceptance for told in reports):
+    of, counted_on = _counted_on(revision.plan)
+    measured = [dict(_measured(report, revision.plan)) for report in reports if report is not None]
+    if any(report is not None and report.low_acceptance for report in reports):
         yield Warn(
             Reason.LOW_DRAFT_ACCEPTANCE,
-            f"Under 5 % of what {drafter.uri or 'prompt lookup'} proposes has been right for minutes: it is not the "
+            f"Under 5 % of what {names or 'prompt lookup'} proposes has been right for minutes: it is not the "
             "drafter of this model, or the text does not repeat itself. Answers are right all the same; without "
             "spec.drafter they cost less.",
         )
-    elif counted_on is not None and _alone(drafter) and min(measured, default=1.0) < _FAR_BELOW * counted_on:
+    elif min((each.get(of, 1.0) for each in measured), default=1.0) < _FAR_BELOW * counted_on:
         yield Warn(
             Reason.LOW_DRAFT_ACCEPTANCE,
-            f"What {drafter.uri} proposes is right less than half as often as the {counted_on:.2f} that the plan "
+            f"What {of} proposes is right less than half as often as the {counted_on:.2f} that the plan "
             "counts with: it is the drafter of another fine-tune, a worker hands it the wrong rows, or the text is of "
             "another kind. Answers are right all the same, at less than the expected speed.",
         )
 
 
-def _counted_on(plan: PlanStatus) -> float | None:
-    """The chance of a draft to be right by which the plan expects its speed."""
+def _counted_on(plan: PlanStatus) -> tuple[str, float]:
+    """The drafter, and the chance of its drafts to be right, by which the plan expects its speed; 0.0: by none."""
     speeds = (each.speed for each in plan.candidates if each.verdict == "Chosen")
-    return next((float(speed.drafts.acceptance) for speed in speeds if speed is not None and speed.drafts), None)
+    drafts = next((speed.drafts for speed in speeds if speed is not None and speed.drafts), None)
+    if drafts is None or plan.drafter is None:
+        return "", 0.0
+    return drafts.drafter or next((uri for uri, _ in plan.drafter.named), ""), float(drafts.acceptance)

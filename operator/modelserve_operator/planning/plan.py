@@ -22,6 +22,7 @@ from modelserve_operator.planning.replan import replan
 from modelserve_operator.planning.wanted import approve_command, wants, with_candidates
 from modelserve_operator.reasons import Reason
 from modelserve_operator.settings import Settings
+from modelserve_operator.sources import ModelSource
 
 
 def decide(observed: Observed, settings: Settings) -> Decision:
@@ -60,9 +61,12 @@ def model_is_unread(case: Case) -> Decision | None:
 
 
 def drafter_is_unread(case: Case) -> Decision | None:
-    """An assistant that the spec names is being read; one that cannot be read is planned without."""
-    reading = case.drafter_reading
-    return _while_reading(case, reading) if reading is not None and reading.planned.ok is None else None
+    """A drafter that the spec names is being read; one that cannot be read is planned without."""
+    reading = next((each for each in case.drafter_readings if each.planned.ok is None), None)
+    if reading is None:
+        return None
+    others = (each.source for each in case.drafter_readings if each is not reading)
+    return _while_reading(case, reading, *others)
 
 
 def named_revision_is_not_kept(case: Case) -> Decision | None:
@@ -166,9 +170,11 @@ def _invalid(asked: Callable[[], object]) -> Decision | None:
     return None
 
 
-def _while_reading(case: Case, reading: Reading) -> Decision:
-    """A revision that was committed for this very spec runs, whatever comes of the reading."""
-    decision = replace(case.unplanned, planned=reading.planned, stalled=reading.stalled, inspect=(reading.source,))
+def _while_reading(case: Case, reading: Reading, *others: ModelSource) -> Decision:
+    """Of one, beside which `others` are looked for. A revision that was committed for this very spec runs, whatever
+    comes of the reading."""
+    decision = replace(case.unplanned, planned=reading.planned, stalled=reading.stalled)
+    decision = replace(decision, inspect=(reading.source, *others))
     committed = case.named
     if case.spec.plan.revision is None:
         committed = choose(case.committed, (), approvals=case.approvals, automatic=False).revision

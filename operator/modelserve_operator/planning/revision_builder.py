@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any
@@ -16,10 +16,11 @@ from modelserve.engine_args import in_dialect
 from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.planning import ENGINE_VERSION, AcceleratorOffer, engine_args_for, plan, plan_hash
-from modelserve.planning.drafts import named_assistant
+from modelserve.planning.drafts import named_drafters
 from modelserve.planning.learned import Learned, pair_of
 from modelserve.planning.pools.declared_pools import declared_offers, named_offers
 from modelserve.planning.pools.eligibility import gpu_tolerations, node_selector
+from modelserve.planning.wishes import NO_FACTS
 from modelserve.published import published_assistant
 from modelserve.releases import release_of_image
 from modelserve_operator import labels
@@ -41,7 +42,7 @@ def plan_for(
     supply: Supply,
     *,
     committed: Revision | None = None,
-    assistant: AssistantFacts | None = None,
+    assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
 ) -> PlanStatus:
     """Plan on the pools that exist and those that are declared; where none fits, also on products that the spec names.
@@ -58,12 +59,13 @@ def plan_for(
     learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
     speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(learned())
     # Names tell which pairs belong together, and what is known of them.
-    paired = (spec.model.uri, assistant, tuple(acceptance.items())) if spec.drafter is not None else None
+    known = tuple(sorted(assistants.items(), key=lambda each: each[0]))
+    paired = (spec.model.uri, known, tuple(acceptance.items())) if spec.drafter is not None else None
     key = (read_by_planner(spec), facts, speed, supply.learned.view, paired, image_architectures)
     sized = offered.plans.get(key)
     if sized is None:
         counted = replace(learned(), speed=speed, acceptance=acceptance)
-        sized = _plan(spec, facts, supply, offered.offers, counted, assistant, image_architectures)
+        sized = _plan(spec, facts, supply, offered.offers, counted, assistants, image_architectures)
         offered.keep(key, sized)
     return (
         sized.model_copy(update={"hash": plan_hash(sized, spec, engine_version=ENGINE_VERSION)})
@@ -83,8 +85,10 @@ def _known_now(learned: Learned) -> tuple[tuple[SpeedFactors, ...], Mapping[str,
 
 def _known_then(spec: ModelServeSpec, made: PlanStatus) -> tuple[tuple[SpeedFactors, ...], Mapping[str, float]]:
     """What had been measured of speed, and of the spec's drafts, when a plan of this spec was made."""
-    told, pair = made.draft_acceptance, pair_of(spec.model.uri, named_assistant(spec) or "")
-    return made.speed_factors or (), {pair: float(told)} if told is not None else {}
+    told = dict(made.draft_acceptances or {})
+    if made.draft_acceptance is not None:
+        told |= dict.fromkeys((each.uri for each in named_drafters(spec)), made.draft_acceptance)
+    return made.speed_factors or (), {pair_of(spec.model.uri, uri): float(chance) for uri, chance in told.items()}
 
 
 def _plan(
@@ -93,11 +97,11 @@ def _plan(
     supply: Supply,
     there: tuple[AcceleratorOffer, ...],
     learned: Learned,
-    assistant: AssistantFacts | None,
+    assistants: Mapping[str, AssistantFacts],
     image_architectures: tuple[str, ...],
 ) -> PlanStatus:
     planned = partial(
-        plan, spec, facts.architecture, learned=learned, weight_format=facts.format, assistant=assistant,
+        plan, spec, facts.architecture, learned=learned, weight_format=facts.format, assistants=assistants,
         image_architectures=image_architectures,
     )  # fmt: skip
     result = planned(there)
@@ -161,7 +165,7 @@ class RevisionBuilder:
     settings: Settings
     generation: int = 0
     approved_by: str = ""
-    assistant: AssistantFacts | None = None  # of a drafter that no release ships
+    assistants: Mapping[str, AssistantFacts] = field(default_factory=dict)  # of drafters that no release ships
 
     def proposed(self, plan: PlanStatus) -> Revision:
         """The revision that would run a plan of today, on the worker of today."""
@@ -230,12 +234,13 @@ class RevisionBuilder:
         pull_secrets = settings.image_pull_secrets
         identity = [plan.hash, inputs.plan, inputs.pod, terms, worker.image, *pull_secrets]
         revision_hash = labels.short_hash(identity)
-        drafter = self._drafter(plan)
+        drafters = self._drafters(plan)
+        moving = tuple(each.hash if each.moves else "" for each in drafters)
         arguments = engine_args_for(
             plan,
             spec,
             model_directory=self.source.directory,
-            drafter_directory=drafter.directory if drafter is not None else "/",
+            drafter_directories=tuple(each.directory for each in drafters),
         )
         drafter_bytes = self._drafter_bytes(plan)
         arguments = arguments.model_copy(
@@ -256,30 +261,30 @@ class RevisionBuilder:
                 pull_policy=settings.image_pull_policy,
                 pull_secrets=pull_secrets,
                 user_id=settings.pod_user_id,
-                drafter=drafter,
+                drafters=drafters,
                 drafter_bytes=drafter_bytes,
             ),
-            weight_bytes=self.facts.weight_bytes + drafter_bytes,
+            weight_bytes=self.facts.weight_bytes + sum(drafter_bytes),
             worker=worker,
             inputs=inputs,
             spec=canonical_spec(spec),
             source=self.source.hash,
-            drafter_source=drafter.hash if drafter is not None and drafter.moves else "",
+            drafter_sources=moving if any(moving) else (),
             identity=self.facts.identity or "",
             provenance=self._provenance(planner),
         )
 
-    def _drafter(self, plan: PlanStatus) -> ModelSource | None:
-        """The assistant of a plan, as its pods have it."""
-        if plan.drafter is None or plan.drafter.uri is None:
-            return None
-        return drafter_source(self.spec, plan.drafter.uri, plan.drafter.revision).beside(self.source)
+    def _drafters(self, plan: PlanStatus) -> tuple[ModelSource, ...]:
+        """The drafters of a plan, as its pods have them."""
+        found: tuple[ModelSource, ...] = ()
+        for uri, revision in plan.drafter.named if plan.drafter is not None else ():
+            found += (drafter_source(self.spec, uri, revision).beside(self.source, *found),)
+        return found
 
-    def _drafter_bytes(self, plan: PlanStatus) -> int:
-        if plan.drafter is None or plan.drafter.uri is None:
-            return 0
-        facts = published_assistant(plan.drafter.uri) or self.assistant
-        return facts.weight_bytes if facts is not None else 0
+    def _drafter_bytes(self, plan: PlanStatus) -> tuple[int, ...]:
+        named = plan.drafter.named if plan.drafter is not None else ()
+        facts = (published_assistant(uri) or self.assistants.get(uri) for uri, _ in named)
+        return tuple(each.weight_bytes if each is not None else 0 for each in facts)
 
 
 def worker_of_today(spec: ModelServeSpec, settings: Settings) -> Worker:

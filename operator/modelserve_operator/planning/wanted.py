@@ -11,7 +11,7 @@ from modelserve_operator.observed.snapshot import Observed
 from modelserve_operator.planning.amiss import exchanged_files
 from modelserve_operator.planning.case import Case
 from modelserve_operator.planning.decision import Decision, Finding, Warn
-from modelserve_operator.planning.drafters import drafts_amiss, resolved_drafter
+from modelserve_operator.planning.drafters import drafts_amiss, resolved_drafters
 from modelserve_operator.planning.replan import same_plan
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revisions.revision import Revision, bare
@@ -48,8 +48,8 @@ def wants(decision: Decision, revision: Revision, case: Case, *, read: bool = Tr
 
 def resolved(revision: Revision, observed: Observed) -> Revision:
     """The revision with the commit that its pods serve: the one that is kept, else what the first of its pods told; of
-    its assistant the same."""
-    revision = resolved_drafter(revision, observed)
+    its drafters the same."""
+    revision = resolved_drafters(revision, observed)
     if not revision.unresolved:
         return revision
     told = sorted((pod.created, pod.name, pod.commit) for pod in observed.pods_of(revision.hash) if pod.commit)

@@ -14,6 +14,7 @@ from modelserve_operator.learning.calibration import calibration
 from modelserve_operator.learning.speed_calibration import speed_calibration
 from modelserve_operator.observed.snapshot import Body, Transition
 from modelserve_operator.planning.decision import Finding, Warn
+from modelserve_operator.planning.drafters import drafter_commits
 from modelserve_operator.reasons import ConditionType, Phase, Reason
 from modelserve_operator.reporting.conditions import conditions
 from modelserve_operator.reporting.reconciliation import Reconciliation
@@ -62,8 +63,8 @@ def summarise(view: Reconciliation) -> dict[str, Any]:
         status["revision"] = labels.revision_name(observed.name, revision)
     if decision.target is not None and decision.target.commit:
         status["modelCommit"] = decision.target.commit
-    if decision.target is not None and decision.target.drafter_commit:
-        status["drafterCommit"] = decision.target.drafter_commit
+    if decision.target is not None:
+        status |= drafter_commits(decision.target)
     if proposed is not None:
         status["proposedPlan"] = proposed.to_json()
     if decision.proposed is not None:

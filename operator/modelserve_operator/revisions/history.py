@@ -66,7 +66,7 @@ class History:
         told = [
             (each.number, commit)
             for each in self.revisions
-            for of, commit in ((each.source, each.commit), (each.drafter_source, each.drafter_commit))
+            for of, commit in ((each.source, each.commit), *each.pinned_drafters)
             if source and of == source and commit
         ]
         return max(told)[1] if told else ""

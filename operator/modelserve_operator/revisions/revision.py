@@ -27,7 +27,8 @@ Body = Mapping[str, Any]
 
 SCHEMA_VERSION = 1
 ENGINE_FILE = "engine.yaml"
-RESOLVE_CONTAINER, FETCH_DRAFTER_CONTAINER = "resolve", "fetch-drafter"
+RESOLVE_CONTAINER = "resolve"
+FETCH_DRAFTER_CONTAINERS = ("fetch-drafter", "fetch-drafter-2")  # of the plan's drafters, in their order
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C form, where PyYAML was built with it, is much faster
 
 
@@ -78,8 +79,8 @@ class Revision:
     source: str = ""  # hash of the model's address and revision
     identity: str = ""  # of the checkpoint's files, where an inspection has read them
     commit: str = ""  # of the Hub, that the first of its pods resolved the revision to; an annotation of the object
-    drafter_source: str = ""  # hash of the assistant's address and revision, where it has one
-    drafter_commit: str = ""  # the same of the assistant
+    drafter_sources: tuple[str, ...] = ()  # of the plan's drafters: hash of address and revision, where that may move
+    drafter_commits: tuple[str, ...] = ()  # the commits of these, as far as they are known
     provenance: Provenance = field(default_factory=Provenance)
     undone: bool = False  # it replaced another one by itself and was given up for it; an annotation of the object
     number: int = 0
@@ -99,7 +100,7 @@ class Revision:
         """What is served: the directory in the pod, and the volume it lies on, unless it was downloaded there."""
         pod = self.template.get("spec") or {}
         volumes = [volume for volume in pod.get("volumes") or () if volume.get("name") == "weights"]
-        downloaded = any(each.get("name") != FETCH_DRAFTER_CONTAINER for each in pod.get("initContainers") or ())
+        downloaded = any(each.get("name") not in FETCH_DRAFTER_CONTAINERS for each in pod.get("initContainers") or ())
         where = "" if downloaded else _json(volumes)
         return str(self.engine.get("model")), where
 
@@ -109,10 +110,21 @@ class Revision:
         return not self.commit and any(each.get("name") == RESOLVE_CONTAINER for each in self._before)
 
     @property
-    def drafter_unresolved(self) -> bool:
-        """The same of its assistant, whose revision may move."""
-        asking = (each for each in self._before if each.get("name") == FETCH_DRAFTER_CONTAINER)
-        return not self.drafter_commit and any("--recorded" in each.get("command", ()) for each in asking)
+    def unresolved_drafters(self) -> tuple[int, ...]:
+        """Which of its drafters' revisions may move, and nobody knows yet where to."""
+        asking = {each.get("name") for each in self._before if "--recorded" in each.get("command", ())}
+        numbered = enumerate(FETCH_DRAFTER_CONTAINERS)
+        return tuple(number for number, name in numbered if name in asking and not self.drafter_commit(number))
+
+    def drafter_commit(self, number: int) -> str:
+        """Of one of its drafters; empty where it is not known."""
+        return self.drafter_commits[number] if number < len(self.drafter_commits) else ""
+
+    @property
+    def pinned_drafters(self) -> tuple[tuple[str, str], ...]:
+        """(hash of the address, commit) of its drafters, as far as they are resolved."""
+        pairs = ((of, self.drafter_commit(number)) for number, of in enumerate(self.drafter_sources))
+        return tuple((of, commit) for of, commit in pairs if of and commit)
 
     @property
     def _before(self) -> tuple[Mapping[str, Any], ...]:
@@ -149,8 +161,10 @@ class Revision:
             **({"movedFromReady": made.moved_from_ready} if made.moved_from else {}),
             **({"replannedFrom": made.replanned_from} if made.replanned_from else {}),
         }
-        if self.drafter_source:
-            document["drafterSource"] = self.drafter_source
+        if len(self.drafter_sources) > 1:
+            document["drafterSources"] = list(self.drafter_sources)
+        elif any(self.drafter_sources):
+            document["drafterSource"] = self.drafter_sources[0]
         return {**document, "digest": content_digest(document)}
 
 
@@ -201,8 +215,8 @@ def _parsed(body: Body, data: Mapping[str, Any]) -> Revision:
         source=str(data.get("source", "")),
         identity=str(data.get("modelIdentity", "")),
         commit=labels.annotation_of(body, labels.MODEL_COMMIT) or "",
-        drafter_source=str(data.get("drafterSource", "")),
-        drafter_commit=labels.annotation_of(body, labels.DRAFTER_COMMIT) or "",
+        drafter_sources=tuple(map(str, data.get("drafterSources") or filter(None, [data.get("drafterSource")]))),
+        drafter_commits=_drafter_commits(body),
         provenance=Provenance(
             renderer=str(renderer["release"]),
             planner=str(data["planner"]["release"]),
@@ -218,6 +232,11 @@ def _parsed(body: Body, data: Mapping[str, Any]) -> Revision:
         undone=labels.annotation_of(body, labels.UNDONE) is not None,
         number=int(body.get("revision") or 0),
     )
+
+
+def _drafter_commits(body: Body) -> tuple[str, ...]:
+    several, one = (labels.annotation_of(body, each) for each in (labels.DRAFTER_COMMITS, labels.DRAFTER_COMMIT))
+    return tuple(several.split(",")) if several else (one,) if one else ()
 
 
 def _json(document: Any) -> str:

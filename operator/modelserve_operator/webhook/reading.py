@@ -19,7 +19,7 @@ from modelserve_operator.cluster.kube import Kube
 from modelserve_operator.gathering.claims import ClaimModes
 from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.observed.snapshot import Observed
-from modelserve_operator.planning.drafters import drafter_to_read
+from modelserve_operator.planning.drafters import drafters_to_read
 from modelserve_operator.revisions.history import owned_by, read_history
 from modelserve_operator.webhook.review import Body
 
@@ -60,14 +60,14 @@ class Reader:
         return tuple(found)
 
     async def _facts(self, body: Body) -> tuple[Body, ...]:
-        """What inspections found of a model and of a drafter that no release ships the facts of."""
+        """What inspections found of a model and of drafters that no release ships the facts of."""
         metadata = body["metadata"]
         try:
             spec = ModelServe.parse_of_any_release(body)[0].spec
         except InvalidInput:
             return ()
         model = sources.model_source(spec)
-        unknown = (None if published_model(model.uri) is not None else model, drafter_to_read(spec))
+        unknown = (None if published_model(model.uri) is not None else model, *drafters_to_read(spec))
         found = []
         for source in filter(None, unknown if metadata["uid"] else ()):
             name = labels.model_facts_name(metadata["name"], source.hash)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from modelserve_operator.manifests.claim_template import claim_template
 from modelserve_operator.manifests.inspect_job import inspect_job
 from modelserve_operator.manifests.metadata import owner_reference
 from modelserve_operator.manifests.revision_objects import (
+    commit_annotations,
     commit_config_map,
     controller_revision,
     deployment,
@@ -109,7 +110,7 @@ class Children:
 
     async def _apply_inspection(self, observed: Observed, decision: Decision) -> None:
         """Run the inspect Job, or store what it found and remove it."""
-        for source, facts in ((decision.source, decision.facts), (decision.drafter, decision.assistant)):
+        for source, facts in ((decision.source, decision.facts), *decision.drafters):
             if decision.spec is not None and source is not None:
                 await self._inspect(observed, decision.spec, source, facts, wanted=source in decision.inspect)
 
@@ -187,12 +188,12 @@ class Children:
         elif live is not None and live.get("revision") != revision.number:
             await self._applier.renumber(live, revision.number)
         elif live is not None:
-            for key, _, commit in _commits(revision):
+            for key, commit in commit_annotations(revision).items():
                 if labels.annotation_of(live, key) != commit:
                     await self._applier.annotate(CONTROLLER_REVISION, live, key, commit)
                     break  # another event comes of it
-        for _, source, commit in _commits(revision):
-            if source:
+        for source, commit in ((revision.source, revision.commit), *revision.pinned_drafters):
+            if source and commit:
                 recorded = commit_config_map(observed.model_serve, source=source, commit=commit)
                 await self._applier.render(CONFIG_MAP, self._labelled(recorded))
         await self._applier.render(CONFIG_MAP, self._labelled(engine_config_map(observed.model_serve, revision)))
@@ -220,12 +221,12 @@ class Children:
         kept = {*step.replicas, step.serve, decision.target.hash if decision.target else None}
         if decision.spec is None or decision.source is None:
             return
-        current = [each.hash for each in (decision.source, decision.drafter) if each is not None]
+        current = [each.hash for each in (decision.source, *(source for source, _ in decision.drafters))]
         looked_for = {labels.model_facts_name(observed.name, each.hash) for each in decision.inspect}
         stored = {labels.model_facts_name(observed.name, each) for each in current}
         wanted = {labels.inspection_name(observed.name, each) for each in current}
         kept_revisions = [each for each in (*observed.revisions, decision.target) if each is not None]
-        sources = {source for each in kept_revisions for source in (each.source, each.drafter_source)}
+        sources = {source for each in kept_revisions for source in (each.source, *each.drafter_sources)}
         commits = {labels.commit_name(observed.name, each) for each in sources}
         for body in observed.config_maps:
             plan_hash, component = (labels.label_of(body, each) for each in (labels.PLAN_HASH, labels.COMPONENT))
@@ -254,14 +255,6 @@ class Children:
 def _made_from(job: Mapping[str, Any]) -> str | None:
     """Digest of what the spec made of an inspect Job; earlier releases noted none."""
     return labels.annotation_of(job, labels.MADE_FROM)
-
-
-def _commits(revision: Revision) -> Iterator[tuple[str, str, str]]:
-    """(annotation, hash of the address, commit) of a model and its assistant, as far as they are resolved."""
-    if revision.commit:
-        yield labels.MODEL_COMMIT, revision.source, revision.commit
-    if revision.drafter_commit:
-        yield labels.DRAFTER_COMMIT, revision.drafter_source, revision.drafter_commit
 
 
 async def _tried(part: Part) -> WriteError | None:

@@ -8,7 +8,7 @@ from architecture_of import architecture_of
 
 from modelserve.hardware import CATALOGUE
 from modelserve.planning.speed.draft_time import DraftSpeed
-from modelserve.planning.speed.drafted_steps import DraftedSteps, VerifyingSteps
+from modelserve.planning.speed.drafted_steps import DraftedSteps, DraftWay, VerifyingSteps
 from modelserve.planning.speed.step_time import RankSpeed
 from modelserve.published import assistant_of
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
@@ -53,7 +53,7 @@ def test_a_plan_expects_the_rate_that_the_choice_reaches(variant: str, requests:
     )
 
     verifying = VerifyingSteps(speed, max_num_seqs=SLOTS, speculation=speculation)
-    expected = DraftedSteps(verifying, of_draft, chances=(chance,) * AUTO_DRAFTS, fixed=False).step(
+    expected = DraftedSteps(verifying, (DraftWay(of_draft, (chance,) * AUTO_DRAFTS),), fixed=False).step(
         requests, context=CONTEXT
     )
     assert requests * expected.tokens / expected.time.seconds == pytest.approx(reached, rel=0.05), (

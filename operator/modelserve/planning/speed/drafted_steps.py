@@ -5,7 +5,7 @@
                  rows, layers x (drafted_layer_seconds + rows x drafted_row_seconds) of attention
     proposing    k times draft_time
     tokens       R (1 + p_1 + p_1 p_2 + ...) of k drafts of each of R requests, the k with most tokens a second, 0 too;
-                 of as many requests as STEP_DRAFTS are enough for
+                 of as many requests as STEP_DRAFTS are enough for; of several drafters the one with most
 
 p_j is the chance of draft j to be right where those before it are.
 """
@@ -85,35 +85,38 @@ class DraftedStep(NamedTuple):
     time: StepTime
     tokens: float
     drafts: int
+    drafter: int = 0  # that makes them
+
+
+class DraftWay(NamedTuple):
+    """One of the drafters that may be asked."""
+
+    proposing: Proposing | None  # None: proposals take no time worth counting
+    chances: tuple[float, ...]  # by place of a proposal, to be right where those before it are
 
 
 class DraftedSteps:
     """Expected steps of one rank whose requests' drafts are all as likely to be right."""
 
-    def __init__(
-        self,
-        steps: VerifyingSteps,
-        proposing: Proposing | None,
-        *,
-        chances: Sequence[float],
-        fixed: bool,
-    ) -> None:
-        """`proposing` None: proposals take no time worth counting. `chances` by place of a proposal; `fixed`: all of it
-        is made and verified."""
-        self._steps, self._proposing = steps, proposing
-        self._counts = (len(chances),) if fixed else range(len(chances) + 1)
-        self._tokens = tuple(accumulate(_products(chances), initial=1.0))
+    def __init__(self, steps: VerifyingSteps, ways: Sequence[DraftWay], *, fixed: bool) -> None:
+        """`fixed`: all of a proposal is made and verified."""
+        self._steps, self._ways, self._fixed = steps, tuple(ways), fixed
+        self._tokens = tuple(tuple(accumulate(_products(way.chances), initial=1.0)) for way in ways)
 
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
         reading = tuple(self._steps.reading(decodes, context=context, drafted=drafted) for drafted in (False, True))
-        most = self._counts[-1]
-        drafting: Sequence[float] = (0.0,) * (most + 1)
-        if self._proposing is not None:
-            drafting = self._proposing.seconds(decodes, most, context=context)
-        return max((self._step(drafts, decodes, reading, drafting[drafts]) for drafts in self._counts), key=_rate)
+        found = list[DraftedStep]()
+        for of, way in enumerate(self._ways):
+            most = len(way.chances)
+            drafting: Sequence[float] = (0.0,) * (most + 1)
+            if way.proposing is not None:
+                drafting = way.proposing.seconds(decodes, most, context=context)
+            counts = (most,) if self._fixed else range(most + 1)
+            found += [self._step(drafts, of, decodes, reading, drafting[drafts]) for drafts in counts]
+        return max(found, key=_rate)
 
-    def _step(self, drafts: int, decodes: float, reading: Sequence[float], drafting: float) -> DraftedStep:
+    def _step(self, drafts: int, of: int, decodes: float, reading: Sequence[float], drafting: float) -> DraftedStep:
         share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
         time = self._steps.time(
             decodes * (1.0 + drafts * share),
@@ -122,7 +125,7 @@ class DraftedSteps:
             cache=reading[drafts > 0],
             drafts=drafting,
         )
-        return DraftedStep(time, 1.0 + share * (self._tokens[drafts] - 1.0), drafts)
+        return DraftedStep(time, 1.0 + share * (self._tokens[of][drafts] - 1.0), drafts, of)
 
 
 def _rate(step: DraftedStep) -> float:

@@ -24,8 +24,8 @@ from functools import cached_property, lru_cache
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.evaluation import Fit
 from modelserve.planning.learned import AS_EXPECTED, StepFactors
-from modelserve.planning.speed.draft_time import Proposing, draft_speeds
-from modelserve.planning.speed.drafted_steps import DraftedStep, DraftedSteps, VerifyingSteps
+from modelserve.planning.speed.draft_time import draft_speeds
+from modelserve.planning.speed.drafted_steps import DraftedStep, DraftedSteps, DraftWay, VerifyingSteps
 from modelserve.planning.speed.engine_rates import engine_rates
 from modelserve.planning.speed.prompt_rows import PromptCost, rows_alone
 from modelserve.planning.speed.step_time import PromptRows, RankSpeed, StepTime, layer_parameters
@@ -106,27 +106,25 @@ def speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> Speed:
 def drafted_steps(fit: Fit, rank: RankSpeed, wishes: Wishes) -> DraftedSteps | None:
     """Steps with drafts of a candidate; None where it has none, nobody knows how often they are right,
     or, on the CPU, what their rows take."""
-    drafts = wishes.drafts
-    known = drafts is not None and drafts.chances and (fit.speculation.drafters or drafts.uri is None)
-    if drafts is None or not known or not fit.speculation.num_tokens or fit.accelerator.is_cpu:
+    drafts = wishes.drafts.kept(fit.speculation) if wishes.drafts is not None else None
+    if drafts is None or not drafts.chances or not fit.speculation.num_tokens or fit.accelerator.is_cpu:
         return None
     speeds = _draft_speeds(fit.speculation, fit.accelerator, fit.geometry, tensor_parallel=fit.tensor_parallel)
-    proposing = speeds[0] if speeds else None
-    return _drafted_steps(rank, proposing, fit.sequences, fit.speculation, drafts.chances, fixed=drafts.fixed)
+    ways = tuple(map(DraftWay, speeds or (None,), drafts.chances))
+    return _drafted_steps(rank, ways, fit.sequences, fit.speculation, fixed=drafts.fixed)
 
 
 @lru_cache(maxsize=SPEEDS)
 def _drafted_steps(
     rank: RankSpeed,
-    proposing: Proposing | None,
+    ways: tuple[DraftWay, ...],
     max_num_seqs: int,
     speculation: Speculation,
-    chances: tuple[float, ...],
     *,
     fixed: bool,
 ) -> DraftedSteps:
     steps = VerifyingSteps(rank, max_num_seqs=max_num_seqs, speculation=speculation)
-    return DraftedSteps(steps, proposing, chances=chances, fixed=fixed)
+    return DraftedSteps(steps, ways, fixed=fixed)
 
 
 def rank_speed(fit: Fit, architecture: ModelArchitecture, wishes: Wishes) -> RankSpeed:
