@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     every=arguments.all,
                     kernels=arguments.kernels,
                     compare_formats=arguments.compare_formats,
+                    drafts=arguments.drafts,
                 )
             )
             print(text, flush=True)
@@ -127,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
         "--compare-formats",
         action="store_true",
         help="the model in bfloat16, FP8, INT8, INT4 and NVFP4 on the accelerators named, or else the plan's",
+    )
+    plan.add_argument(
+        "--drafts",
+        action="store_true",
+        help="tokens/s by concurrency without drafts and with each of spec.drafter, on the accelerators named, or else "
+        "the plan's",
     )
     plan.add_argument(
         "--image-architecture", action="append", default=[], metavar="ARCH",

@@ -22,6 +22,7 @@ from modelserve.cli.comparison import (
     comparison_text,
     peer_curves,
 )
+from modelserve.cli.plan_drafts import DraftsTable, drafts_tables, drafts_text
 from modelserve.cli.plan_formats import FormatRow, compared_formats, formats_text
 from modelserve.cli.plan_kernels import kernels_json, kernels_text
 from modelserve.cli.plan_sources import Inventory, documents, inventory, shown_name
@@ -77,6 +78,7 @@ class PlanOptions:
     every: bool = False  # in the table: all candidates, where no accelerator is named
     kernels: bool = False  # that each candidate shown launches
     compare_formats: bool = False  # the plan's accelerator, or those named, with the weights in each format
+    drafts: bool = False  # what each drafter brings there by concurrency
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class PlannedServe:
     peers: tuple[PeerCurve, ...] = ()
     unused: tuple[str, ...] = ()  # of what the checkpoint states
     formats: tuple[FormatRow, ...] = ()
+    drafts: tuple[DraftsTable, ...] = ()
 
     def figure(self) -> Figure:
         """Requests at once by context, of every candidate that fits. Raises InvalidInput."""
@@ -106,6 +109,8 @@ class PlannedServe:
             entry["kernels"] = kernels_json(best_of_each_product(self.shown), self.architecture, self.wishes)
         if self.formats:
             entry["formats"] = [row.to_json() for row in self.formats]
+        if self.drafts:
+            entry["drafts"] = [table.to_json() for table in self.drafts]
         return entry | ({"comparison": self.comparison} if self.comparison else {})
 
     def to_text(self, *, every: bool, kernels: bool) -> str:
@@ -123,6 +128,7 @@ class PlannedServe:
         if kernels:
             page += f"\n\n{kernels_text(best_of_each_product(self.shown), self.architecture, self.wishes)}"
         page += f"\n\n{formats_text(self.formats)}" if self.formats else ""
+        page += f"\n\n{drafts_text(self.drafts)}" if self.drafts else ""
         return f"{page}\n\n{comparison_text(self.compared, self.comparison)}" if self.compared else page
 
 
@@ -199,6 +205,12 @@ def _planned(
         formats = compared_formats(
             architecture, stored, lambda each: _shown(spec, architecture, on, {**sized, "weight_format": each})
         )
+    wished = wishes(spec, **sized)
+    drafts: tuple[DraftsTable, ...] = ()
+    if options.drafts:
+        fixed = made.accelerator if made.fits and not options.accelerators else None
+        on_these = [each for each in best_of_each_product(rows) if fixed in (None, each.candidate.accelerator)]
+        drafts = drafts_tables(on_these, architecture, wished)
     pool, compared, peers = None, list[dict[str, Any]](), tuple[PeerCurve, ...]()
     if options.compare is not None:
         versions = compared_versions(options.compare)
@@ -210,8 +222,8 @@ def _planned(
         compared = compare(architecture, pool, versions)
         peers = peer_curves(architecture, pool, versions) if options.plot is not None else ()
     return PlannedServe(
-        serve.metadata.name, made, rows, tuple(where.left_out(spec)), wishes(spec, **sized), pool, compared,
-        architecture, peers, unused, formats,
+        serve.metadata.name, made, rows, tuple(where.left_out(spec)), wished, pool, compared,
+        architecture, peers, unused, formats, drafts,
     )  # fmt: skip
 
 

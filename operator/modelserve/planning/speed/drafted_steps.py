@@ -105,6 +105,10 @@ class DraftedSteps:
 
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
+        return max(self.every(decodes, context=context), key=_rate)
+
+    def every(self, decodes: float, *, context: float) -> list[DraftedStep]:
+        """Of each drafter, with each number of drafts."""
         reading = tuple(self._steps.reading(decodes, context=context, drafted=drafted) for drafted in (False, True))
         found = list[DraftedStep]()
         for of, way in enumerate(self._ways):
@@ -114,7 +118,7 @@ class DraftedSteps:
                 drafting = way.proposing.seconds(decodes, most, context=context)
             counts = (most,) if self._fixed else range(most + 1)
             found += [self._step(drafts, of, decodes, reading, drafting[drafts]) for drafts in counts]
-        return max(found, key=_rate)
+        return found
 
     def _step(self, drafts: int, of: int, decodes: float, reading: Sequence[float], drafting: float) -> DraftedStep:
         share = min(1.0, STEP_DRAFTS / (decodes * drafts)) if drafts else 0.0  # of requests that a step has drafts of
