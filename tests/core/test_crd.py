@@ -105,6 +105,7 @@ def test_lists_that_are_maps_have_required_keys() -> None:
     assert set(keyed) == {
         "status.conditions", "status.plan.candidates", "status.proposedPlan.candidates", "status.calibration.terms",
         "status.calibration.pages", "status.calibration.speed", "spec.pod.env", "spec.pod.imagePullSecrets",
+        "spec.drafter.models", "status.plan.drafter.models", "status.proposedPlan.drafter.models",
     }  # fmt: skip
     for path, node in keyed.items():
         assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"]), path

@@ -325,6 +325,7 @@ class Calibration(ApiModel):
 # One field to server-side apply: its owner is kept once, not for each of some hundred fields inside, which would double
 # the object and what every write of it costs the API server.
 _WHOLE: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
+Commit = Annotated[str, StringConstraints(max_length=40, pattern=r"^[0-9a-f]{40}$")]
 
 
 class ModelServeStatus(ApiModel):
@@ -370,20 +371,14 @@ class ModelServeStatus(ApiModel):
     revision: str | None = Field(
         default=None, max_length=253, description="ControllerRevision and Deployment of the committed plan."
     )
-    model_commit: str | None = Field(
-        default=None,
-        max_length=40,
-        pattern=r"^[0-9a-f]{40}$",
-        description="Commit of the Hub that the committed revision serves, where model.revision is none.",
+    model_commit: Commit | None = Field(
+        default=None, description="Commit of the Hub that the committed revision serves, where model.revision is none."
     )
-    drafter_commits: dict[str, str] | None = Field(
+    drafter_commit: Commit | None = Field(
+        default=None, description="The same of its drafter, where spec.drafter.revision is none."
+    )
+    drafter_commits: dict[str, Commit] | None = Field(
         default=None, max_length=2, description="The same of two drafters, by address."
-    )
-    drafter_commit: str | None = Field(
-        default=None,
-        max_length=40,
-        pattern=r"^[0-9a-f]{40}$",
-        description="The same of its drafter, where spec.drafter.revision is none.",
     )
     proposed_plan: PlanStatus | None = Field(
         default=None, json_schema_extra=_WHOLE, description="A newer plan that waits for approval."
