@@ -5,23 +5,28 @@
 
 Of both trained checkpoints: prompts that begin alike or repeat themselves, greedy and drawn, with n answers, penalties,
 filters, stop strings, grammars, log probabilities, scored prompts. They are answered without drafts, and then in other
-chunks and another order of arrival; with a drafter that is right with probability 0, 0.5 and 1 at k = 1 to 4; with
-prompt lookup; with an assistant: the trained one, a damaged one, or a random one with centroids; and with both. All
-with the prefix cache, steps launched ahead, one abort, and preemptions in a pool that is too small. Prints a line each,
+chunks and another order of arrival; with a drafter that is right with probability 0, 0.5 and 1 at k = 1 to 4, and half
+the time at k = 8 and 15; with prompt lookup; with an assistant: the trained one, a damaged one, or a random one with
+centroids; with both; with drafters of blocks: the trained DFlash, random ones of 16 rows and of a DSpark; and with an
+assistant, a drafter of blocks and lookup at once, of which every few steps another one is asked, or none. All with the
+prefix cache, steps launched ahead, one abort, and preemptions in a pool that is too small. Prints a line each,
 and ends with 1 where tokens, a text, a reason or a log probability differ, in `exact` to the bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from assisted import ASSISTANT, TARGET, assistant_for, damage_checkpoint, write_assistant
+from block_drafts import TurnByTurn, block_drafter, geometry_beside, write_block_drafter
 from model_checkpoints import load_checkpoint, read_architecture
 from test_drafts import BODIES, LONGEST, MODEL, SEQUENCES, TEXT, Said, assert_same, engine_of, run
 from trained_answers import TrainedModel
@@ -29,6 +34,7 @@ from true_drafter import TrueDrafter
 
 from bench.deadline import add_deadline, within
 from modelserve.engine_args import EngineArgs
+from modelserve_worker.drafters.block_drafter import BlockDrafter
 from modelserve_worker.drafters.drafter import Drafter, LongestProposal
 from modelserve_worker.drafters.prompt_lookup import PromptLookup
 from modelserve_worker.kernels.operations import PLAIN, PLAIN_EXACT, Operations
@@ -37,7 +43,19 @@ from modelserve_worker.server.answers.preparation import SequenceSpec
 from modelserve_worker.startup.device import device_facts, kernel_table, select_geometry
 
 CHECKPOINTS = {"keqv": TARGET, "ple": MODEL}
-ALONE_CHUNK = 64
+DFLASH = TARGET.parent / "gemma4-tiny-keqv-dflash"
+ALONE_CHUNK, CHUNK = 64, 24
+STEP_ROWS = CHUNK + SEQUENCES * 16  # more than any step has
+
+
+class Tried(NamedTuple):
+    """A line: what proposes tokens, over steps of so many rows."""
+
+    name: str
+    drafter: Drafter | None
+    chunk: int = CHUNK
+    block: BlockDrafter | None = None  # the one of these that keeps rows of its own
+    costs: TurnByTurn | None = None
 
 
 def requests(trained: TrainedModel, count: int) -> list[SequenceSpec]:
@@ -55,24 +73,20 @@ def requests(trained: TrainedModel, count: int) -> list[SequenceSpec]:
     return found
 
 
-def drafters(
-    checkpoint: str, model: Gemma4ForCausalLM, alone: dict[str, Said], scratch: Path
-) -> Iterator[tuple[str, Drafter | None, int]]:
-    """What is tried, its drafter, and the rows of its steps."""
+def drafters(checkpoint: str, model: Gemma4ForCausalLM, alone: dict[str, Said], scratch: Path) -> Iterator[Tried]:
+    """What is tried."""
     vocab_size = model.architecture.vocab_size
     device = model.norm.weight.device
     answers = {name: said.tokens for name, said in alone.items()}
     for chunk in (17, 24, 150):
-        yield f"no drafts, chunks of {chunk}", None, chunk
-    for k in range(1, 5):
-        for right in (0.0, 0.5, 1.0):
-            drafter = TrueDrafter(
-                answers, num_tokens=k, right=right, slots=SEQUENCES, longest=LONGEST, vocab_size=vocab_size,
-                device=device,
-            )  # fmt: skip
-            yield f"k = {k}, right with probability {right}", drafter, 24
+        yield Tried(f"no drafts, chunks of {chunk}", None, chunk)
+    for k, right in [*itertools.product(range(1, 5), (0.0, 0.5, 1.0)), (8, 0.5), (15, 0.5)]:
+        drafter = TrueDrafter(
+            answers, num_tokens=k, right=right, slots=SEQUENCES, longest=LONGEST, vocab_size=vocab_size, device=device
+        )
+        yield Tried(f"k = {k}, right with probability {right}", drafter)
     sizes = {"max_num_seqs": SEQUENCES, "max_model_len": LONGEST, "device": device}
-    yield "prompt lookup", PromptLookup(num_tokens=8, **sizes), 24
+    yield Tried("prompt lookup", PromptLookup(num_tokens=8, **sizes))
     assistants = {"damaged assistant": scratch / checkpoint}
     if checkpoint == "keqv":
         damage_checkpoint(ASSISTANT, scratch / checkpoint, noise=0.8)
@@ -81,10 +95,23 @@ def drafters(
         assistants = {"random assistant, with centroids": scratch / checkpoint}
         write_assistant(scratch / checkpoint, MODEL, seed=3, centroids=64)
     for name, directory in assistants.items():
-        yield name, assistant_for(model, directory, num_tokens=4, slots=SEQUENCES), 24
+        yield Tried(name, assistant_for(model, directory, num_tokens=4, slots=SEQUENCES))
     # The last of them: trained where there is one.
     both = [assistant_for(model, directory, num_tokens=4, slots=SEQUENCES), PromptLookup(num_tokens=8, **sizes)]
-    yield f"{name} and prompt lookup", LongestProposal(both), 24
+    yield Tried(f"{name} and prompt lookup", LongestProposal(both))
+    blocks = {"random DFlash of 16 rows": write_block_drafter(scratch / "b16", CHECKPOINTS[checkpoint], block_rows=16)}
+    blocks["random DSpark"] = write_block_drafter(scratch / "dspark", CHECKPOINTS[checkpoint], kind="dspark")
+    if checkpoint == "keqv":
+        blocks["trained DFlash"] = DFLASH
+    for of_block, path in blocks.items():
+        block = block_drafter(model, path, num_tokens=15, slots=SEQUENCES, step_rows=STEP_ROWS)
+        yield Tried(of_block, block, block=block)
+    # The last of each.
+    block = block_drafter(model, path, num_tokens=15, slots=SEQUENCES, step_rows=STEP_ROWS)
+    lookup = PromptLookup(num_tokens=8, **sizes)
+    several = [lookup, assistant_for(model, directory, num_tokens=8, slots=SEQUENCES), block]
+    label = f"{name}, {of_block} and prompt lookup by turns"
+    yield Tried(label, LongestProposal(several), block=block, costs=TurnByTurn(2))
 
 
 def compared(said: dict[str, Said], alone: dict[str, Said], *, apart: float) -> Iterator[str]:
@@ -117,14 +144,18 @@ def main() -> int:
             engine = engine_of(trained, model, None, pool_of=SEQUENCES, chunk=ALONE_CHUNK)
             alone = run(trained, engine, requests(trained, chosen.requests))
             with tempfile.TemporaryDirectory() as scratch:
-                for name, drafter, chunk in drafters(checkpoint, model, alone, Path(scratch)):
+                for tried in drafters(checkpoint, model, alone, Path(scratch)):
+                    name = tried.name
                     if not any(part in name for part in chosen.only):
                         continue
                     began = time.perf_counter()
-                    engine = engine_of(trained, model, drafter, pool_of=3, chunk=chunk, caching=True)
-                    engine.runner.launches_ahead |= drafter is not None
+                    engine = engine_of(
+                        trained, model, tried.drafter, pool_of=3, chunk=tried.chunk, caching=True, costs=tried.costs,
+                        geometry=geometry_beside(model, tried.block.network) if tried.block is not None else None,
+                    )  # fmt: skip
+                    engine.runner.launches_ahead |= tried.drafter is not None
                     wanted = requests(trained, chosen.requests)
-                    said = run(trained, engine, wanted, aborted="r1", preempting=True, seed=chunk)
+                    said = run(trained, engine, wanted, aborted="r1", preempting=True, seed=tried.chunk)
                     failed = [*compared(said, alone, apart=apart)]
                     different += failed
                     stats = engine.scheduler.stats()

@@ -14,7 +14,7 @@ from paged_logits import geometry_of
 from trained_answers import MODEL, TrainedModel
 from true_drafter import TrueDrafter
 
-from modelserve.sizing.pages import KVCacheDtype
+from modelserve.sizing.pages import CacheGeometry, KVCacheDtype
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.drafter import Drafter, LongestProposal
@@ -25,6 +25,7 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import PromptLogprobs, TokenConstraint, TokenLogprobs
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.costs.step_costs import StepCosts
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.server.answers.preparation import SequenceSpec
 from modelserve_worker.server.answers.sequences import Reply
@@ -83,10 +84,11 @@ def specs(trained: TrainedModel) -> list[SequenceSpec]:
 
 def engine_of(
     trained: TrainedModel, model: Gemma4ForCausalLM, drafter: Drafter | None, *, pool_of: int, chunk: int = 24,
-    caching: bool | None = None,
+    caching: bool | None = None, geometry: CacheGeometry | None = None, costs: StepCosts | None = None,
 ) -> Engine:  # fmt: skip
-    """`caching` None: beside more than one draft."""
-    geometry = geometry_of(model, dtype=KVCacheDtype(str(model.dtype).removeprefix("torch.")))
+    """`caching` None: beside more than one draft. `geometry`: with what a drafter of blocks keeps; `costs`: by which
+    one of several drafters is asked."""
+    geometry = geometry or geometry_of(model, dtype=KVCacheDtype(str(model.dtype).removeprefix("torch.")))
     pool = pool_of * geometry.held_bytes(LONGEST) // 128 * 128
     device = model.norm.weight.device
     stamped = device.type == "cpu" and drafter is not None and drafter.num_tokens == 3
@@ -102,7 +104,9 @@ def engine_of(
     )
     drafts, asked = runner.draft_tokens, runner.asked_drafts
     caching = drafts > 1 if caching is None else caching
-    scheduler = Scheduler(limits, geometry, pool, draft_tokens=drafts, asked_drafts=asked, prefix_caching=caching)
+    scheduler = Scheduler(
+        limits, geometry, pool, draft_tokens=drafts, asked_drafts=asked, prefix_caching=caching, step_costs=costs
+    )
     return Engine(scheduler, runner, trained.engine._grammars)
 
 
