@@ -111,7 +111,7 @@ def write_assistant(directory: Path, target: Path, *, seed: int, centroids: int 
 
 def engine_with(
     model: Gemma4ForCausalLM, geometry: CacheGeometry, drafter: Drafter | None, *, chunk: int, slots: int, longest: int,
-    pool_of: int, grammars: Any = None, stamps: bool = False, costs: StepCosts | None = None,
+    pool_of: int, grammars: Any = None, stamps: bool = False, costs: StepCosts | None = None, caching: bool = False,
 ) -> Engine:  # fmt: skip
     """With pages for `pool_of` of the longest requests, full of NaN at first."""
     pool = pool_of * geometry.held_bytes(longest) // 128 * 128
@@ -123,7 +123,13 @@ def engine_with(
     limits = SchedulerLimits(chunk, slots, longest, model.architecture.eos_token_ids)
     return Engine(
         Scheduler(
-            limits, geometry, pool, draft_tokens=runner.draft_tokens, asked_drafts=runner.asked_drafts, step_costs=costs
+            limits,
+            geometry,
+            pool,
+            draft_tokens=runner.draft_tokens,
+            asked_drafts=runner.asked_drafts,
+            step_costs=costs,
+            prefix_caching=caching,
         ),
         runner,
         grammars,
