@@ -124,6 +124,12 @@ class EngineArgs(BaseModel):
         "or a whole block of a drafter that makes one, and of each request as many as pay.",
         json_schema_extra={SINCE: "0.2.0"},
     )
+    measure_cache_quality: bool = Field(
+        default=False,
+        description="Once, while nobody asks for anything, measure what an int8 cache would cost these weights beside "
+        "the 16-bit one, and say so on /v1/plan.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     debug_kv_stamps: bool = Field(default=False, description="Stamp every cache row and check every read (slow).")
     seed: int = Field(default=0, ge=0)
     shutdown_delay_seconds: int = Field(

@@ -9,11 +9,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve_operator import labels
 from modelserve_operator.cluster.kinds import CONFIG_MAP
 from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.cluster.store import shown_speed
 from modelserve_operator.gathering.gather import Gatherer
+from modelserve_operator.inventory.measurements import quality_of, weights_digest
 from modelserve_operator.learning.calibration import measurement
 from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.learning.speed_calibration import speed_factors
@@ -220,6 +222,7 @@ class Reconciler:
         if target is None or facts is None or decision.source is None:
             return
         factors = speed_factors(speed, target.plan) if speed else {}
+        weights = weights_digest(decision.source.hash, facts)
         teaches_all = {observed.namespace, "*"} & set(self._settings.learn_for_all)
         entries = [
             measurement(
@@ -232,6 +235,7 @@ class Reconciler:
                 measured_at=pod.created,
                 speed=factors,
                 acceptance=acceptance_of(observed.reports.get(pod.uid), target.plan, decision.source.uri),
+                cache_quality=_quality(observed.reports.get(pod.uid), weights),
             )
             for pod in observed.pods_of(target.hash)
             for measured, engine_version in _measured(pod, observed.reports.get(pod.uid))
@@ -265,6 +269,11 @@ def _explained(failed: Exception | None, *, now: datetime) -> WriteFailure | Non
         case KubeError():
             return refused(failed.status, str(failed))
     return None
+
+
+def _quality(report: WorkerReport | None, weights: str) -> dict[str, CacheQuality]:
+    found = report.cache_quality if report is not None else None
+    return {} if found is None else {quality_of(weights, found): found}
 
 
 def _measured(pod: Pod, report: WorkerReport | None) -> Iterator[tuple[Mapping[str, int], str]]:

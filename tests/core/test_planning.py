@@ -16,10 +16,12 @@ from modelserve.hardware import CATALOGUE, accelerator_from_labels
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan, plan_hash
 from modelserve.planning.evaluation import Fit, Refusal, evaluate
+from modelserve.planning.learned import Learned
 from modelserve.planning.planner import consider
 from modelserve.planning.remedies import remedies
 from modelserve.planning.wishes import Wishes, wishes
 from modelserve.published import published_model, published_uris
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 GPUS = [product for product, record in CATALOGUE.items() if not record.is_cpu]
@@ -92,7 +94,18 @@ def test_int8_is_chosen_only_where_it_is_what_makes_the_asked_length_fit() -> No
     assert isinstance(asked, Fit)
     assert asked.geometry.dtype is KVCacheDtype.BFLOAT16
     more = longest.max_model_len + 64
-    longer = evaluate(replace(places, max_model_len=more), architecture, tight, gpus=1)
+    known = CacheQuality(
+        dtype=KVCacheDtype.INT8,
+        layout=KVCacheLayout.V_ONLY,
+        kl=0.001,
+        same=0.99,
+        needles=1,
+        found=1,
+        tokens=1,
+        context=1,
+    )
+    measured = Learned(cache_quality=((tight.product, known),))
+    longer = evaluate(replace(places, max_model_len=more, learned=measured), architecture, tight, gpus=1)
     assert isinstance(longer, Fit)
     assert (longer.downgraded, longer.geometry.dtype) == (True, KVCacheDtype.INT8)
     fewer = evaluate(Wishes(max_model_len=more), architecture, tight, gpus=1)  # places give way before exactness does

@@ -48,10 +48,11 @@ class Fit:
     max_model_len: int
     limited_by: LimitedBy | None  # what keeps max_model_len below the model's own limit, or below what was asked
     shortened: bool  # below the maxModelLen that was asked, at or above minModelLen
-    downgraded: bool  # int8 cache although nobody asked: only so does the asked length fit
+    downgraded: bool  # int8 cache although nobody asked: only so does the asked length fit, and its quality holds
     sequences: int  # most requests of one step
     speculation: Speculation = NO_DRAFTS
     undrafted: str = ""  # why what the spec asks to propose tokens does not, or not all of it
+    withheld: int = 0  # tokens that an int8 cache would hold, which may not be chosen unasked; 0: it would not help
 
 
 @dataclass(frozen=True)
@@ -76,18 +77,14 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
     """Size one candidate. `gpus` is 0 on the CPU; each GPU of a replica is one tensor-parallel rank.
 
     Tried in this order, the first that holds one request wins: the asked length in the weights' dtype, the asked length
-    in int8 (only when the dtype is open and a length was asked), then the longest length at or above the least.
+    in int8 (only when the dtype is open, a length was asked, and its quality on these weights was measured and holds),
+    then the longest length at or above the least.
     """
     tensor_parallel = max(1, gpus)
 
-    def refuse(
-        limited_by: LimitedBy, message: str, *, shortfall_bytes: int | None = None, memory: MemoryPlan | None = None
-    ) -> Refusal:
-        return Refusal(accelerator, gpus, tensor_parallel, limited_by, message, shortfall_bytes, memory)
-
     problem = _unservable(wishes, architecture, accelerator, tensor_parallel)
     if problem:
-        return refuse(*problem)
+        return Refusal(accelerator, gpus, tensor_parallel, *problem)
     longest = architecture.max_position_embeddings
     asked, least = wishes.max_model_len or longest, wishes.least_model_len(longest)
     own_dtype = wishes.kv_dtype or KVCacheDtype(architecture.dtype)
@@ -103,9 +100,14 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
         wanted = (asked,)
     sized = [_sized(wishes, architecture, accelerator, geometry, tensor_parallel, wanted) for geometry in geometries]
     lengths = [min(asked, geometry.longest_request(memory.kv_pool_bytes)) for geometry, memory, _ in sized]
+    withheld = 0
     for enough in (asked if wishes.max_model_len else least, least):
         for (geometry, memory, sequences), length in zip(sized, lengths, strict=True):
             if length >= enough:
+                downgraded = geometry.dtype is not own_dtype
+                if downgraded and not wishes.learned.takes_unasked(accelerator.product, geometry.dtype, layout):
+                    withheld = max(withheld, length)
+                    continue
                 return Fit(
                     accelerator=accelerator,
                     gpus=gpus,
@@ -115,17 +117,20 @@ def evaluate(wishes: Wishes, architecture: ModelArchitecture, accelerator: Accel
                     max_model_len=length,
                     limited_by="Memory" if length < asked else None,
                     shortened=bool(wishes.max_model_len) and length < asked,
-                    downgraded=geometry.dtype is not own_dtype,
+                    downgraded=downgraded,
                     sequences=sequences,
                     speculation=speculation,
                     undrafted=undrafted,
+                    withheld=withheld,
                 )
-    geometry, memory, _ = min(sized, key=lambda each: each[0].held_bytes(least) - each[1].available_bytes)
+    counted = sized[:1] if withheld else sized
+    geometry, memory, _ = min(counted, key=lambda each: each[0].held_bytes(least) - each[1].available_bytes)
     smallest = geometry.held_bytes(least)
     shortfall = max(1, smallest - memory.available_bytes)
-    return refuse(
-        "Memory", _memory_message(memory, smallest, least, accelerator), shortfall_bytes=shortfall, memory=memory
-    )
+    message = _memory_message(memory, smallest, least, accelerator)
+    if withheld:
+        message += "; " + wishes.learned.why_withheld(withheld, accelerator.product, KVCacheDtype.INT8, layout)
+    return Refusal(accelerator, gpus, tensor_parallel, "Memory", message, shortfall, memory)
 
 
 def _sized(

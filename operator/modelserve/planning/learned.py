@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from modelserve.api.status import SpeedFactors
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 
@@ -56,6 +57,8 @@ class Learned:
     terms: LearnedTerms = no_terms
     speed: tuple[SpeedFactors, ...] = ()
     acceptance: Mapping[str, float] = field(default_factory=dict)  # of drafts, by `pair_of`
+    cache_quality: tuple[tuple[str, CacheQuality], ...] = ()  # of these very weights, with the accelerator product
+    eight_bits_on: str = ""  # the product of a committed plan that took them, whatever was asked of one then
 
     def step_factors(
         self, product: str, *, tensor_parallel_size: int, dtype: KVCacheDtype, layout: KVCacheLayout
@@ -69,6 +72,27 @@ class Learned:
             ) == (dtype, layout):
                 return StepFactors(float(each.decode), float(each.mixed), float(each.prefill))
         return AS_EXPECTED
+
+    def quality(self, product: str, dtype: KVCacheDtype, layout: KVCacheLayout) -> CacheQuality | None:
+        """What a cache of this format costs on such an accelerator; None where nobody measured it."""
+        of_format = (found for where, found in self.cache_quality if (where, found.dtype, found.layout) ==
+                     (product, dtype, layout))  # fmt: skip
+        return next(of_format, None)
+
+    def takes_unasked(self, product: str, dtype: KVCacheDtype, layout: KVCacheLayout) -> bool:
+        """Whether a plan may choose such a cache where nobody named one: its quality was measured and holds, or was not
+        and the committed plan has it from before."""
+        found = self.quality(product, dtype, layout)
+        return found.holds if found is not None else product == self.eight_bits_on
+
+    def why_withheld(self, tokens: int, product: str, dtype: KVCacheDtype, layout: KVCacheLayout) -> str:
+        """Why a cache that would hold so many tokens of a request is not chosen, and what takes it."""
+        found = self.quality(product, dtype, layout)
+        state = "nobody has measured that yet" if found is None else f"measured there: {found.figures}"
+        return (
+            f"an {dtype} cache would hold {tokens:,} tokens of a request, and is chosen unasked only where its quality "
+            f"holds for these weights on this accelerator: {state}; kvCache.dtype {dtype} takes it all the same"
+        )
 
 
 def pair_of(model_uri: str, drafter_uri: str) -> str:

@@ -34,6 +34,7 @@ from modelserve.planning.speed.expected_speed import Speed, mixed_step_tokens, s
 from modelserve.planning.speed.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve.sizing.prefixes import window_bytes
 from modelserve.units import GIB
 
@@ -323,7 +324,15 @@ def _reservations(fit: Fit, wishes: Wishes) -> str:
             notes.append(f"{name} is {chunk:,} instead of {asked:,}, the maxNumBatchedTokens of a step")
     if fit.downgraded:
         length = wishes.max_model_len or wishes.min_model_len or 0
-        notes.append(f"int8 cache, because {length:,} tokens do not fit in the weights' dtype")
+        found = wishes.learned.quality(fit.accelerator.product, fit.geometry.dtype, fit.geometry.layout)
+        why = f"; measured on these weights: {found.figures}" if found is not None else ""
+        notes.append(f"int8 cache, because {length:,} tokens do not fit in the weights' dtype{why}")
+    if fit.withheld:
+        notes.append(
+            wishes.learned.why_withheld(
+                fit.withheld, fit.accelerator.product, KVCacheDtype.INT8, fit.geometry.layout
+            )
+        )  # fmt: skip
     notes += _workload_reservations(fit, wishes)
     notes += [*filter(None, [fit.undrafted]), *(wishes.drafts.notes if wishes.drafts else ())]
     if fit.shortened:

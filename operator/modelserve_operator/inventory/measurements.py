@@ -5,7 +5,7 @@ A remembered figure grows with the next worker that needs more, so that a plan m
 it, and comes down with a newer worker that needs clearly less (WORTH_LOWERING_BYTES). What an older worker reports
 again takes nothing back: two that differ do not overwrite each other for ever. A factor of speed follows the newest
 worker too, once it has moved by more than a tenth, and so does the share of an assistant's drafts that were right, by
-the pair of model and assistant. Another engine version starts afresh.
+the pair of model and assistant, and what an 8-bit cache costs, by the weights. Another engine version starts afresh.
 
 What is measured is a worker's own word, and who may create pods in a namespace writes it: so it counts in that
 namespace alone, but where the installation lets a namespace teach all of them (decision 0022).
@@ -29,7 +29,8 @@ from modelserve.measured_drafts import Chance
 from modelserve.measured_speed import STEP_KINDS
 from modelserve.model.model_facts import ModelFacts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
-from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
+from modelserve.quality.cache_quality import CacheQuality
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_format
 from modelserve_operator import labels
 
 MAX_ENTRIES = 512  # of about 400 bytes each, in a ConfigMap of at most 1 MiB
@@ -39,13 +40,27 @@ WORTH_WRITING_BYTES = 1 << 20
 WORTH_LOWERING_BYTES = 64 << 20
 WORTH_TELLING = 0.1  # of a figure of speed: less is the formulas' own error, and noise
 WORTH_TELLING_CHANCE = 0.05
+WORTH_TELLING_KL = 0.001  # nats
 LEAST_FACTOR, MOST_FACTOR = 0.5, 3.0  # beyond that something else is amiss than the formulas
 STEADY_TERMS = ("weights", "context", "nccl")  # do not depend on the shape of a step
 
 _SPEED_KEY = f"^({'|'.join(KVCacheDtype)})/({'|'.join(KVCacheLayout)}) ({'|'.join(STEP_KINDS)})$"
+_QUALITY_KEY = f"^[0-9a-f]{{10}} ({'|'.join(KVCacheDtype)})/({'|'.join(KVCacheLayout)})$"
+QualityKey = Annotated[str, StringConstraints(pattern=_QUALITY_KEY)]
 SpeedKey = Annotated[str, StringConstraints(pattern=_SPEED_KEY)]
 Factor = Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 TermBytes = Annotated[int, Field(ge=0, lt=1 << 50)]
+
+
+class MeasuredQuality(CacheQuality):
+    """What a worker measured that was made at `measured_at`, a time of its own: memory is known long before."""
+
+    measured_at: str
+
+    def replaces(self, other: MeasuredQuality) -> bool:
+        moved = self.holds != other.holds or abs(self.kl - other.kl) > WORTH_TELLING_KL
+        worse = other.holds and not self.holds
+        return moved and (self.measured_at > other.measured_at or (self.measured_at == other.measured_at and worse))
 
 
 class Entry(BaseModel):
@@ -64,6 +79,7 @@ class Entry(BaseModel):
     activation: dict[str, TermBytes]  # by `step_shape`
     speed: dict[SpeedKey, Factor] = {}  # measured over expected time, by `speed_of`
     acceptance: dict[str, Chance] = {}  # of drafts, by pair_of
+    cache_quality: dict[QualityKey, MeasuredQuality] = {}  # by `quality_of`
     measured_at: str  # when the pod of the newest worker was made
 
     @property
@@ -93,9 +109,10 @@ class Measurements:
         return {view: Measurements({**found[""], **entries}, view) for view, entries in found.items()}
 
     @property
-    def memory(self) -> dict[str, tuple[Mapping[str, int], Mapping[str, int]]]:
-        """What plans that are committed depend on: bytes by key of the entry, terms and activation."""
-        return {key: (entry.terms, entry.activation) for key, entry in self.entries.items()}
+    def proposing(self) -> dict[str, tuple[Mapping[str, int], Mapping[str, int], Mapping[str, CacheQuality]]]:
+        """What makes proposals beside committed plans, by key of the entry: bytes of terms and of activation, and what
+        8-bit caches cost."""
+        return {key: (each.terms, each.activation, each.cache_quality) for key, each in self.entries.items()}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Measurements:
@@ -125,8 +142,9 @@ class Measurements:
             terms, activation = _largest(other.terms, entry.terms), _largest(other.activation, entry.activation)
             latest = max(other.measured_at, entry.measured_at)
             speed, drafts = {**other.speed, **entry.speed}, {**other.acceptance, **entry.acceptance}
+            quality = _renewed_quality(other.cache_quality, entry.cache_quality)
             update = {"terms": terms, "activation": activation, "speed": speed, "acceptance": drafts}
-            update["measured_at"] = latest
+            update |= {"cache_quality": quality, "measured_at": latest}
             together[entry.key] = entry.model_copy(update=update)
         entries = dict(self.entries)
         for entry in together.values():
@@ -139,19 +157,19 @@ class Measurements:
             activation = _renewed(known.activation, entry.activation, age=age)
             speed = _renewed_speed(known.speed, entry.speed, age=age)
             drafts = _renewed_chances(known.acceptance, entry.acceptance, age=age)
-            held = (known.terms, known.activation, known.speed, known.acceptance)
-            if (terms, activation, speed, drafts) != held:
-                latest = max(known.measured_at, entry.measured_at)
-                update = {"terms": terms, "activation": activation, "speed": speed, "acceptance": drafts}
-                update["measured_at"] = latest
+            quality = _renewed_quality(known.cache_quality, entry.cache_quality)
+            update = {"terms": terms, "activation": activation, "speed": speed, "acceptance": drafts}
+            update["cache_quality"] = quality
+            if any(getattr(known, name) != figures for name, figures in update.items()):
+                update["measured_at"] = max(known.measured_at, entry.measured_at)
                 entries[entry.key] = known.model_copy(update=update)
         if entries == self.entries:
             return self
         kept = {entry.key: entry for entry in _fair(entries.values())}
         return self if kept == self.entries else Measurements(kept)
 
-    def learned_for(self, facts: ModelFacts, *, engine_version: str) -> Learned:
-        """What plans for this model and release may use."""
+    def learned_for(self, facts: ModelFacts, *, weights: str, engine_version: str) -> Learned:
+        """What plans for this model and release may use; `weights` by `weights_digest`."""
         model, dtype = geometry_digest(facts), str(facts.format)
         fitting = {
             (entry.product, entry.tensor_parallel): entry
@@ -180,7 +198,13 @@ class Measurements:
             return terms if activation is None else {**terms, "activation": activation}
 
         factors = [found for _, entry in sorted(fitting.items()) for found in _speed_factors(entry)]
-        return Learned(learned, tuple(factors), acceptance)
+        qualities: dict[tuple[str, str], tuple[str, CacheQuality]] = {}
+        for (product, _), entry in sorted(fitting.items()):
+            for key, found in sorted(entry.cache_quality.items()):
+                known = qualities.get((product, key))
+                if key.split()[0] == weights and (known is None or known[1].holds):  # of several, one that fails
+                    qualities[product, key] = product, found
+        return Learned(learned, tuple(factors), acceptance, tuple(qualities.values()))
 
 
 def _fair(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -199,9 +223,9 @@ def _speed_factors(entry: Entry) -> Iterator[SpeedFactors]:
     """One for each format of the cache. A kind of step that was not measured has the mean of those that were; what is
     within WORTH_TELLING is 1."""
     formats = dict.fromkeys(name.split()[0] for name in entry.speed)
-    for cache_format in formats:
-        dtype, _, layout = cache_format.partition("/")
-        known = {kind: entry.speed.get(speed_of(cache_format, kind)) for kind in STEP_KINDS}
+    for stored in formats:
+        dtype, _, layout = stored.partition("/")
+        known = {kind: entry.speed.get(speed_of(stored, kind)) for kind in STEP_KINDS}
         measured = [factor for factor in known.values() if factor is not None]
         shown = {
             kind.lower(): factor if factor is not None else sum(measured) / len(measured)
@@ -238,9 +262,34 @@ def _renewed_chances(known: Mapping[str, float], measured: Mapping[str, float], 
     return dict(list(found.items())[-MAX_STEPS:])
 
 
-def speed_of(cache_format: str, kind: str) -> str:
+def _renewed_quality(
+    known: Mapping[str, MeasuredQuality], measured: Mapping[str, MeasuredQuality]
+) -> dict[str, MeasuredQuality]:
+    """Known qualities, replaced where a newer worker found another verdict or clearly another divergence; of two
+    verdicts at one time the worse counts."""
+    found = dict(known)
+    for name, quality in measured.items():
+        before = found.get(name)
+        if before is None or quality.replaces(before):
+            found.pop(name, None)  # so that the newest come last
+            found[name] = quality
+    return dict(list(found.items())[-MAX_STEPS:])
+
+
+def quality_of(weights: str, quality: CacheQuality) -> str:
+    """Key of `Entry.cache_quality`: "0123456789 int8/v_only"."""
+    return f"{weights} {cache_format(quality.dtype, quality.layout)}"
+
+
+def weights_digest(source: str, facts: ModelFacts) -> str:
+    """Names weights: ten hex digits over `ModelSource.hash` and, where an inspection read them, the files' index, names
+    and sizes. Weights that change under all of these are measured anew by the next worker."""
+    return labels.short_hash(["weights", source, facts.identity])
+
+
+def speed_of(stored: str, kind: str) -> str:
     """Key of `Entry.speed`: "bfloat16/v_only Decode"."""
-    return f"{cache_format} {kind}"
+    return f"{stored} {kind}"
 
 
 def _largest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -11,14 +11,17 @@ from modelserve.api.status import SpeedFactors
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.planning import AcceleratorOffer
 from modelserve.planning.pools.eligibility import HOSTNAME_LABEL
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve_operator.inventory.catalogue import Catalogue
 from modelserve_operator.inventory.measurements import Measurements
 from modelserve_operator.inventory.pools import Pool
 
 # The spec as text; what was measured of speed; the namespace whose own measurements count. With a drafter: the name of
-# the model, facts that no release ships, what was measured of drafts. CPUs that the image is built for.
+# the model, facts that no release ships, what was measured of drafts. CPUs that the image is built for. What 8-bit
+# caches cost the weights, by accelerator, and on which the committed plan has one that nobody named.
 Paired = tuple[str, tuple[tuple[str, AssistantFacts], ...], tuple[tuple[str, float], ...]]
-PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...], str, Paired | None, tuple[str, ...]]
+Cached = tuple[tuple[tuple[str, CacheQuality], ...], str]
+PlanKey = tuple[str, ModelFacts, tuple[SpeedFactors, ...], str, Paired | None, tuple[str, ...], Cached]
 MOST_PLANS = 1024  # of some 20 KiB each
 MOST_KINDS = 64  # of pods, by what they select and tolerate
 
@@ -70,5 +73,5 @@ class Supply:
 
     def succeeding(self, before: Supply) -> Supply:
         """This supply, with the plans of an earlier one that a change of pools, or of speeds, may have left right."""
-        same = self.catalogue == before.catalogue and self.learned.memory == before.learned.memory
+        same = self.catalogue == before.catalogue and self.learned.proposing == before.learned.proposing
         return replace(self, offered_before=before.offered or before.offered_before) if same else self

@@ -9,8 +9,9 @@ from modelserve.api import Calibration, GpuMemory, PlanStatus
 from modelserve.api.speed import CalibrationSpeed
 from modelserve.hardware import CPU_PRODUCT
 from modelserve.model.model_facts import ModelFacts
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve.sizing.pages import cache_format
-from modelserve_operator.inventory.measurements import STEADY_TERMS, Entry, geometry_digest, step_shape
+from modelserve_operator.inventory.measurements import STEADY_TERMS, Entry, MeasuredQuality, geometry_digest, step_shape
 from modelserve_operator.observed.snapshot import WorkerReport
 
 
@@ -59,19 +60,21 @@ def measurement(
     measured_at: str,
     speed: Mapping[str, float],
     acceptance: Mapping[str, float],
+    cache_quality: Mapping[str, CacheQuality],
 ) -> Entry | None:
     """What the terms of one worker (bytes by name) teach about the ranks of its plan, whether it got ready or found too
-    little memory, `speed`, what was measured of its steps (speed_calibration), and `acceptance` of its drafts. On the
-    CPU nothing is: None.
+    little memory, `speed`, what was measured of its steps (speed_calibration), `acceptance` of its drafts, and
+    `cache_quality` by quality_of. On the CPU the last alone is measured: None without it.
 
     `namespace`: where it counts, see Entry. `measured_at`: when its pod was made. A report is read many times, and only
     a newer worker's takes one back.
 
     CUDA graphs teach nothing: a worker sizes its pool before it captures them, with the formula's figure.
     """
-    if plan.accelerator in (None, CPU_PRODUCT) or plan.engine is None or plan.kv_cache is None or not engine_version:
+    if plan.accelerator is None or plan.engine is None or plan.kv_cache is None or not engine_version:
         return None
-    if not {"weights", "activation", "context"} <= measured.keys():
+    sized = plan.accelerator != CPU_PRODUCT and {"weights", "activation", "context"} <= measured.keys()
+    if not sized and not cache_quality:
         return None
     stored = cache_format(plan.kv_cache.dtype, plan.kv_cache.layout)
     step = step_shape(plan.engine.max_num_batched_tokens, plan.engine.max_num_seqs, stored)
@@ -83,9 +86,12 @@ def measurement(
         model_uri=model_uri,
         dtype=str(facts.format),
         tensor_parallel=plan.tensor_parallel or 1,
-        terms={name: measured[name] for name in STEADY_TERMS if name in measured},
-        activation={step: measured["activation"]},
+        terms={name: measured[name] for name in STEADY_TERMS if name in measured} if sized else {},
+        activation={step: measured["activation"]} if sized else {},
         measured_at=measured_at,
         speed=dict(speed),
         acceptance=dict(acceptance),
+        cache_quality={
+            key: MeasuredQuality(**found.model_dump(), measured_at=measured_at) for key, found in cache_quality.items()
+        },
     )

@@ -44,7 +44,7 @@ class SharedConfig:
             return False
         if name == CALIBRATION_NAME:
             self.learned = Measurements.from_data(data or {})
-            return self.learned.memory != Measurements.from_data(known_data or {}).memory
+            return self.learned.proposing != Measurements.from_data(known_data or {}).proposing
         self.catalogue = Catalogue.from_data(data or {})
         return True
 

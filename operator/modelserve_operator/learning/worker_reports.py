@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.measured_drafts import MeasuredDrafts
 from modelserve.measured_speed import MAX_MEASURED, MeasuredSteps
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve_operator.cluster.kube import Kube, WorkerUnreachableError
 from modelserve_operator.observed.snapshot import Pod, WorkerReport
 from modelserve_operator.process.work_queue import Key
@@ -148,6 +149,7 @@ def _report(document: Mapping[str, Any]) -> WorkerReport:
         pages=tuple(map(CalibrationPages.model_validate, document.get("pages") or ())),
         speed=_speed(document.get("speed") or []),
         drafts=_drafts(document.get("drafts")),
+        cache_quality=_cache_quality(document.get("cacheQuality")),
     )
 
 
@@ -157,6 +159,15 @@ def _drafts(document: Any) -> MeasuredDrafts | None:
         return MeasuredDrafts.model_validate(document) if document is not None else None
     except ValidationError as error:
         logger.warning("what a worker says of its drafts is ignored: %s", error)
+        return None
+
+
+def _cache_quality(document: Any) -> CacheQuality | None:
+    """As `_speed`, of an 8-bit cache."""
+    try:
+        return CacheQuality.model_validate(document) if document is not None else None
+    except ValidationError as error:
+        logger.warning("what a worker says of an 8-bit cache is ignored: %s", error)
         return None
 
 

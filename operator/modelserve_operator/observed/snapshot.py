@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from modelserve.api import CalibrationPages, CalibrationTerm, GpuMemory
 from modelserve.measured_drafts import MeasuredDrafts
 from modelserve.measured_speed import MeasuredSteps
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve.termination import TERMINAL_EXIT_CODE, FetchedDrafter, ResolvedModel, TerminationMessage
 from modelserve_operator import labels
 from modelserve_operator.cluster.kinds import (
@@ -65,6 +66,7 @@ class WorkerReport:
     pages: tuple[CalibrationPages, ...] = ()
     speed: tuple[MeasuredSteps, ...] = ()
     drafts: MeasuredDrafts | None = None
+    cache_quality: CacheQuality | None = None
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,17 @@ from modelserve.planning.pools.eligibility import gpu_tolerations, node_selector
 from modelserve.planning.wishes import NO_FACTS
 from modelserve.published import published_assistant
 from modelserve.releases import release_of_image
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve_operator import labels
 from modelserve_operator.inventory.catalogue import Catalogue
+from modelserve_operator.inventory.measurements import weights_digest
 from modelserve_operator.inventory.pools import Pool, pool_offers
 from modelserve_operator.inventory.supply import Offered, Supply
 from modelserve_operator.manifests.worker_template import SHUTDOWN_DELAY_SECONDS, with_worker, worker_template
 from modelserve_operator.revisions.revision import Provenance, Revision, Worker
 from modelserve_operator.revisions.spec_inputs import canonical_spec, read_by_planner, spec_inputs
 from modelserve_operator.settings import Settings
-from modelserve_operator.sources import ModelSource, drafter_source
+from modelserve_operator.sources import ModelSource, drafter_source, model_source
 
 MOST_ORIGINS = 20  # hashes of a revision's past that approvals may still name
 
@@ -52,19 +54,28 @@ def plan_for(
 
     Beside a `committed` revision candidates are ranked with the speeds that its plan knew, so that no plan is proposed
     for the speed alone, or the share of drafts that were right, that its own workers, or others, have measured since.
+    What an 8-bit cache costs the weights counts as it is known now; where nobody knows, one that the committed plan has
+    stays, and no other is taken.
 
     A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
     """
     offered = _offered(spec, supply)
-    learned = partial(supply.learned.learned_for, facts, engine_version=ENGINE_VERSION)
+    learned = partial(
+        supply.learned.learned_for, facts,
+        weights=weights_digest(model_source(spec).hash, facts), engine_version=ENGINE_VERSION,
+    )  # fmt: skip
     speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(learned())
     # Names tell which pairs belong together, and what is known of them.
-    known = tuple(sorted(assistants.items(), key=lambda each: each[0]))
-    paired = (spec.model.uri, known, tuple(acceptance.items())) if spec.drafter is not None else None
-    key = (read_by_planner(spec), facts, speed, supply.learned.view, paired, image_architectures)
+    drafters = tuple(sorted(assistants.items(), key=lambda each: each[0]))
+    paired = (spec.model.uri, drafters, tuple(acceptance.items())) if spec.drafter is not None else None
+    known, before = learned(), _eight_bits_on(spec, committed)
+    key = (
+        read_by_planner(spec), facts, speed, supply.learned.view, paired, image_architectures,
+        (known.cache_quality, before),
+    )  # fmt: skip
     sized = offered.plans.get(key)
     if sized is None:
-        counted = replace(learned(), speed=speed, acceptance=acceptance)
+        counted = replace(known, speed=speed, acceptance=acceptance, eight_bits_on=before)
         sized = _plan(spec, facts, supply, offered.offers, counted, assistants, image_architectures)
         offered.keep(key, sized)
     return (
@@ -89,6 +100,15 @@ def _known_then(spec: ModelServeSpec, made: PlanStatus) -> tuple[tuple[SpeedFact
     if made.draft_acceptance is not None:
         told |= dict.fromkeys((each.uri for each in named_drafters(spec)), made.draft_acceptance)
     return made.speed_factors or (), {pair_of(spec.model.uri, uri): float(chance) for uri, chance in told.items()}
+
+
+def _eight_bits_on(spec: ModelServeSpec, committed: Revision | None) -> str:
+    """The accelerator of a committed plan with an 8-bit cache that the spec does not name: releases before took one
+    unmeasured, and workers that have one measure none for the release after."""
+    named = spec.kv_cache is not None and spec.kv_cache.dtype is not None
+    if named or committed is None or committed.plan.kv_cache is None:
+        return ""
+    return (committed.plan.accelerator or "") if committed.plan.kv_cache.dtype is KVCacheDtype.INT8 else ""
 
 
 def _plan(
@@ -244,7 +264,11 @@ class RevisionBuilder:
         )
         drafter_bytes = self._drafter_bytes(plan)
         arguments = arguments.model_copy(
-            update={**_sized_for(plan), "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS},
+            update={
+                **_sized_for(plan),
+                "shutdown_delay_seconds": SHUTDOWN_DELAY_SECONDS,
+                "measure_cache_quality": would_gain(spec, plan),
+            },
         )
         return Revision(
             hash=revision_hash,
@@ -291,6 +315,16 @@ def worker_of_today(spec: ModelServeSpec, settings: Settings) -> Worker:
     """The image of the spec, else of the settings. An image whose tag names no release is taken for this one's."""
     image = spec.image or settings.worker_image
     return Worker(image, release_of_image(image) or __version__)
+
+
+def would_gain(spec: ModelServeSpec, plan: PlanStatus) -> bool:
+    """Whether a worker is to measure what 8 bits cost: nobody named a format, and the plan has less context than asked.
+    It is no part of a plan's hash, so that no plan that runs changes by it."""
+    named = spec.kv_cache is not None and spec.kv_cache.dtype is not None
+    asked = spec.context.max_model_len if spec.context is not None else None
+    if named or asked is None or plan.kv_cache is None or plan.kv_cache.dtype is KVCacheDtype.INT8:
+        return False
+    return (plan.max_model_len or 0) < asked
 
 
 def _sized_for(sized: PlanStatus) -> dict[str, Any]:

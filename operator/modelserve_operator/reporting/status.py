@@ -8,8 +8,11 @@ from typing import Any
 
 from modelserve.api import PlanStatus
 from modelserve.api.speed import CalibrationSpeed
+from modelserve.api.status import MAX_QUALITIES, KVCachePlan, MeasuredCacheQuality
+from modelserve.planning import ENGINE_VERSION
 from modelserve_operator import labels
 from modelserve_operator.cluster.store import shown_speed
+from modelserve_operator.inventory.measurements import weights_digest
 from modelserve_operator.learning.calibration import calibration
 from modelserve_operator.learning.speed_calibration import speed_calibration
 from modelserve_operator.observed.snapshot import Body, Transition
@@ -74,7 +77,32 @@ def summarise(view: Reconciliation) -> dict[str, Any]:
     measured = calibration(reports, running, speed=_speed(view, status.get("revision")))
     if measured is not None:
         status["calibration"] = measured.to_json()
+    if qualities := _cache_quality(view):
+        status["cacheQuality"] = [each.to_json() for each in qualities]
     return status
+
+
+def _cache_quality(view: Reconciliation) -> list[MeasuredCacheQuality]:
+    """What is known of 8-bit caches of these weights, whether workers run or not."""
+    facts, source = view.decision.facts, view.decision.source
+    if facts is None or source is None:
+        return []
+    weights = weights_digest(source.hash, facts)
+    learned = view.observed.supply.learned.learned_for(facts, weights=weights, engine_version=ENGINE_VERSION)
+    return [
+        MeasuredCacheQuality(
+            accelerator=product,
+            kv_cache=KVCachePlan(dtype=found.dtype, layout=found.layout),
+            holds=found.holds,
+            divergence_nats=f"{found.kl:.4f}",
+            same_token_percent=f"{100 * found.same:.2f}",
+            needles=found.needles,
+            needles_found=found.found,
+            tokens=found.tokens,
+            context_tokens=found.context,
+        )
+        for product, found in learned.cache_quality[:MAX_QUALITIES]
+    ]
 
 
 def _speed(view: Reconciliation, revision: str | None) -> tuple[CalibrationSpeed, ...]:

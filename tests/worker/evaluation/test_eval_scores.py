@@ -14,8 +14,8 @@ import pytest
 from scoring_endpoint import ANSWER, ScoringServer
 from scripted_endpoint import listening
 
+from modelserve.quality.divergence import REST_FLOOR, kl_at_least, likeliest
 from modelserve_tools.evaluation.__main__ import main
-from modelserve_tools.evaluation.divergence import REST_FLOOR, kl_at_least, likeliest
 
 ASKED = ("--skills", "facts", "--n", "2", "--timeout", "20")
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from modelserve.quality.divergence import REST_FLOOR, TokenDivergence
 from modelserve_tools.evaluation.columns import Row, columns
 from modelserve_tools.evaluation.comparison import Comparison, comparison_table
-from modelserve_tools.evaluation.divergence import REST_FLOOR, TokenDivergence
 from modelserve_tools.evaluation.report import Report
 from modelserve_tools.evaluation.scores import TOP
 from modelserve_tools.evaluation.scoring import CellScores

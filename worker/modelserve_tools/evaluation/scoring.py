@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from modelserve.quality.divergence import TokenDivergence, token_divergence
 from modelserve_tools.evaluation.cells import Cell
 from modelserve_tools.evaluation.client import ContextTooLong, EndpointError, EndpointGone, chat_body
-from modelserve_tools.evaluation.divergence import TokenDivergence, token_divergence
 from modelserve_tools.evaluation.measurement import ExerciseSource
 from modelserve_tools.evaluation.reference import ReferenceText
 from modelserve_tools.evaluation.scores import NoScores, ScoringEndpoint

@@ -1,0 +1,1 @@
+"""What a stored form costs a model: how far its distributions move, and whether that is little."""
