@@ -23,13 +23,17 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.host.front_end import open_bodies_bytes
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.drafters.optional_drafter import without_missing_drafter
 from modelserve_worker.engine.fair_queue import FairLimits
 from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
+from modelserve_worker.engine.wire import Ready
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.quality.measurement import measure_cache_quality
+from modelserve_worker.quality.texts import TrialText, trial_texts
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.flags import (
     FlagParser,
@@ -172,6 +176,8 @@ async def _serve(
         engine.on_steps = metrics.observe_steps
         metrics.observe_engine(engine.stats, cache_config=ready.cache_config)
         state.mark_ready(engine)
+        if args.measure_cache_quality:
+            engine.run_beside(_measure_cache(engine, ready, state.model))
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)
 
     await run_server(
@@ -184,6 +190,25 @@ async def _serve(
         stop_engine=engine.shutdown,
         settings=settings,
     )
+
+
+async def _measure_cache(engine: EngineProcess, ready: Ready, model: ServedModel) -> None:
+    """What an int8 cache would cost, of a worker that has one of 16 bits or more."""
+    dtype, layout = (ready.cache_config[name] for name in ("cache_dtype", "cache_layout"))
+    if KVCacheDtype(dtype).element_bytes == 1:
+        log.info("what an int8 cache costs is measured beside a 16-bit one; this worker has one of %s", dtype)
+        return
+    tokenizer = model.text.tokenizer
+
+    def texts() -> list[TrialText]:
+        return trial_texts(
+            lambda words: tokenizer.encode(words, add_special_tokens=False).ids,
+            first=tokenizer.encode("", add_special_tokens=True).ids,
+            max_model_len=ready.max_model_len,
+        )
+
+    made = await asyncio.to_thread(texts)
+    await measure_cache_quality(engine, made, layout=KVCacheLayout(layout))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from modelserve.sizing.draft_pages import DraftPages
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.embedded_spans import NO_SPANS, EmbeddedSpan, SpanRows
 from modelserve_worker.host_pages import HostProgress
-from modelserve_worker.request import PromptLogprobs, SamplingParams, TokenLogprobs
+from modelserve_worker.request import CacheTrial, PromptLogprobs, SamplingParams, TokenLogprobs
 
 IN_FLIGHT = -1  # in ScheduledBatch.token_ids: the token this slot sampled last, on the device; -1 - j: its j-th draft
 NOT_A_NUMBER = -1  # in SampledTokens.token_ids: the logits of this request held a NaN, nothing was sampled
@@ -214,6 +214,7 @@ class ScheduledBatch:
     generated: int = BY_LENGTH  # profile exact: so many segments, the first ones, are of rows behind the prompt
     asked: Asked = NOTHING_ASKED  # of a drafter that makes none unasked
     spans: SpanRows = NO_SPANS  # rows that begin from embeddings; their tokens are placeholders
+    trial: CacheTrial | None = None  # of the one request that it has
 
     @property
     def num_requests(self) -> int:

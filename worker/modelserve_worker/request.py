@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.embedded_spans import EmbeddedSpan
 
 GRAMMAR_FIELD = "grammar"  # in errors: the engine does not know which of its client's fields asked for it
@@ -149,6 +150,16 @@ class ThinkingBudget:
     begun: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CacheTrial:
+    """A request that measures a cache, alone on an idle engine: in steps of at most `slice_tokens` rows, behind each of
+    which whoever has come is served. `rounded_to`: its rows are kept as a cache of that dtype decodes them. It leaves
+    nothing to others, and its times are nobody's."""
+
+    slice_tokens: int
+    rounded_to: KVCacheDtype | None = None
+
+
 @dataclass(slots=True)
 class Request:
     """One sequence (n > 1 is n requests). Written by the engine alone once it has been added.
@@ -176,6 +187,7 @@ class Request:
     predicted_token_ids: Sequence[int] = ()
     spans: tuple[EmbeddedSpan, ...] = ()
     adapter: int = 0
+    trial: CacheTrial | None = None
     output_token_ids: list[int] = field(default_factory=list)
     admitted: bool = False  # it has been in a slot, which a preemption may have taken
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)  # computed so far, without gaps

@@ -165,7 +165,8 @@ class KVCacheSpec(ApiModel):
 
     dtype: ServableKVCacheDtype | None = Field(
         default=None,
-        description="Storage type of cache rows; left out: bfloat16, or int8 where only that holds maxModelLen. "
+        description="Storage type of cache rows; left out: bfloat16, or int8 where only that "
+        "holds maxModelLen and its quality was measured and holds (status.cacheQuality). "
         "fp8_e4m3 needs compute capability 8.9.",
     )
     layout: KVCacheLayout | None = Field(

@@ -1,5 +1,5 @@
 """What an 8-bit cache costs these weights: what a worker says on /v1/plan, what the operator keeps, and when it is
-little enough to be chosen unasked (decision 0043)."""
+little enough to be chosen unasked (decision 0044)."""
 
 from __future__ import annotations
 

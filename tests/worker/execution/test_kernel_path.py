@@ -23,12 +23,13 @@ from true_drafter import TrueDrafter
 
 from modelserve.sizing import kernel_buffers
 from modelserve.sizing.backends.table import KernelTable
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.kernels.attention import triton_launches
 from modelserve_worker.kernels.operations import PLAIN_EXACT
-from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.request import CacheTrial, Request, SamplingParams
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -197,3 +198,33 @@ def test_exact_rows_do_not_depend_on_chunks_neighbours_or_drafts(
     answers = {"36": alone["36"].tokens, "3": [5, 5, 5]}
     drafter = TrueDrafter(answers, num_tokens=2, right=1.0, slots=2, longest=48, vocab_size=256)
     assert differing(engines.run(asked(3, 36), chunk=20, drafter=drafter), alone) == []
+
+
+@pytest.mark.parametrize("variant", ["31B"])
+def test_rows_that_a_trial_rounds_behind_the_kernels_say_what_an_int8_cache_says(variant: str, tmp_path: Path) -> None:
+    """Of V-only global layers and of K and V, of sliding ones in step buffers and in pages, in slices of a prompt."""
+    make_checkpoint(variant, tmp_path, seed=2, head_dim=64, global_head_dim=128)
+    model, prompt = load_checkpoint(tmp_path), tuple(random_tokens(19, seed=3))
+    scored = SamplingParams(seed=0, max_tokens=1, temperature=0.0, prompt_logprobs=0)
+
+    def scores(dtype: KVCacheDtype, trial: CacheTrial, *, kernels: bool) -> np.ndarray:
+        geometry = geometry_of(model, dtype=dtype)
+        cache = KVCache(geometry, 2 * geometry.held_bytes(60), device=torch.device("cpu"))
+        runner = GPUModelRunner(
+            model, cache, max_num_seqs=2, max_num_batched_tokens=24, max_model_len=60,
+            table=attention_table(model.architecture, geometry) if kernels else None,
+        )  # fmt: skip
+        scheduler = Scheduler(SchedulerLimits(24, 2, 60, ()), geometry, cache.pool_bytes)
+        engine, outputs = Engine(scheduler, runner), []
+        engine.add(Request("a", prompt, scored, trial=trial))
+        while engine.has_work:
+            outputs += engine.step()
+        (output,) = outputs
+        return output.prompt_logprobs.logprobs
+
+    wanted = scores(KVCacheDtype.INT8, CacheTrial(10), kernels=False)
+    exact, rounded = (
+        scores(KVCacheDtype.FLOAT32, CacheTrial(10, to), kernels=True) for to in (None, KVCacheDtype.INT8)
+    )
+    assert np.abs(rounded - wanted).max() < 1e-4
+    assert np.abs(exact - wanted).max() > 10 * np.abs(rounded - wanted).max()

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from modelserve.model.architecture import LayerKind
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve.termination import TerminationReason
 from modelserve_worker.batch import AdmittedRequest, Asked, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 from modelserve_worker.ranks.messages import decode_batch, encode_batch
 from modelserve_worker.ranks.ring import RankRing, RingAborted, check_ranks
-from modelserve_worker.request import SamplingParams
+from modelserve_worker.request import CacheTrial, SamplingParams
 from modelserve_worker.terminal_error import TerminalError
 
 
@@ -58,6 +59,7 @@ def batch(seed: int, *, admitted: int = 0, moves: int = 0) -> ScheduledBatch:
         stores=tuple(HostCopy(list(LayerKind)[i % 2], i, 7 * i) for i in range(moves)),
         loads=tuple(HostCopy(list(LayerKind)[i % 2], i, 9 * i) for i in range(2 * moves)),
         loads_awaited=moves,
+        trial=CacheTrial(1 + moves, list(KVCacheDtype)[moves % 5] if moves > 1 else None) if moves else None,
         checks=tuple(PageCheck(list(LayerKind)[i % 2], i, 1 + 5 * i, i % 3 - 1) for i in range(moves)),
         generated=rows - 1,
         asked=Asked(rows + 1, drafter=rows % 2),

@@ -136,6 +136,8 @@ class KernelAttention:
             projected, q, step, pages=pages, norms=norms, rotary=Rotary(*rotation), fresh=fresh if own else None,
             pairs=self._pairs,
         )  # fmt: skip
+        if own and self._cache.rounded_to is not None:
+            self._round(producer, step, fresh)
         if audit is not None:
             audit.prepared(attention.layer)
         if narrowed is not None:
@@ -176,6 +178,14 @@ class KernelAttention:
             if self._audit is not None:
                 self._audit.committed(producer)
         self.begin(narrowed, None if self._batch is None else self._batch.narrowed())
+
+    def _round(self, layer: int, step: Step, fresh: StepRows | None) -> None:
+        """What `prepare` has stored of a step that tries another format, in pages and in step buffers."""
+        kind = self._pages[layer].rows.kind
+        slots = step.sliding_slots if kind is LayerKind.SLIDING else step.global_slots
+        self._cache.round_stored(layer, self._tables.device[kind], slots, step.positions)
+        for rows in () if fresh is None else (fresh.k, fresh.v):
+            rows.copy_(self._cache.rounded(rows))
 
     def _step_rows(self, rows: LayerRows, tokens: int) -> StepRows:
         shape, device = (tokens, rows.heads, rows.width), self._cache.arena.device

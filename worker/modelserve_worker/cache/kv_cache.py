@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
-from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry, PageSpec, Plane
+from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry, KVCacheDtype, PageSpec, Plane
 from modelserve_worker.batch import NOT_IN_A_RING, PageCheck, PageMove
 from modelserve_worker.cache.kv_stamps import KVStamps
 from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, storage_dtype
@@ -89,6 +89,7 @@ class KVCache:
             for block, layer in enumerate(spec.layers)
         }
         self._drafts = _DraftViews.of(geometry, self._pages[LayerKind.GLOBAL])
+        self.rounded_to: KVCacheDtype | None = None  # what the present step's rows are rounded to before they are kept
         self.stamps = KVStamps(geometry, self.num_pages, pool_bytes=pool_bytes) if debug_stamps else None
 
     def page_rows(self, kind: LayerKind, pages: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
@@ -179,7 +180,28 @@ class KVCache:
 
     def encode(self, rows: Tensor) -> StoredRows:
         """Encode rows [..., D] in the cache's dtype."""
-        return encode_rows(rows, self.geometry.dtype)
+        return encode_rows(self.rounded(rows), self.geometry.dtype)
+
+    def rounded(self, rows: Tensor) -> Tensor:
+        """Rows [..., D] as a cache of `rounded_to` would give them back, in their own dtype."""
+        if self.rounded_to is None:
+            return rows
+        return decode_rows(encode_rows(rows, self.rounded_to), self.rounded_to, rows.dtype)
+
+    def round_stored(self, layer: int, table: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Round rows that a kernel has stored: of tokens at `positions` int32 [N] of the requests in `slots` int32 [N],
+        -1 for those that are not in pages. `table` int32 [slots, entries]. Waits for the device."""
+        planes = self._layers[layer]
+        tokens = self.geometry.page(planes.kind).page_tokens
+        stored = slots >= 0
+        slots, positions = slots[stored].long(), positions[stored].long()
+        entry = positions // tokens
+        if planes.kind is LayerKind.SLIDING:
+            entry %= self.geometry.sliding_table_entries
+        page = table[slots, entry].long()
+        rows = page if planes.kind is LayerKind.SLIDING else self.num_pages[planes.kind] - 1 - page
+        for view in planes.rows.values():
+            view[rows, :, positions % tokens] = self.rounded(view[rows, :, positions % tokens])
 
     def decode(self, stored: StoredRows, compute: torch.dtype) -> Tensor:
         return decode_rows(stored, self.geometry.dtype, compute)

@@ -94,9 +94,9 @@ class Engine:
         """
         outputs = self._add_compiled() if self._compiling else []
         oldest, self._pending = self._pending, None
-        if oldest is not None and self.scheduler.limits.answers_first(oldest[0]):
+        if oldest is not None and (oldest[0].trial is not None or self.scheduler.limits.answers_first(oldest[0])):
             outputs += self._take(*oldest)
-            if outputs:
+            if outputs or oldest[0].trial is not None:  # whoever has come meanwhile goes before its next slice
                 return outputs
             oldest = None
         if self.scheduler.prefixes.tiers:

@@ -19,16 +19,18 @@ import logging
 import multiprocessing
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from modelserve.errors import InvalidInput
+from modelserve.quality.cache_quality import CacheQuality
 from modelserve.termination import TERMINAL_EXIT_CODE
 from modelserve_worker.engine.child import BuildEngine, run_child
 from modelserve_worker.engine.deadline import HEARTBEAT_S, SILENT_HEARTBEATS
 from modelserve_worker.engine.fair_queue import FairLimits, FairQueue
 from modelserve_worker.engine.measured_drafts import measured_drafts
 from modelserve_worker.engine.measured_speed import MeasuredSpeed
+from modelserve_worker.engine.output_stream import OutputStream
 from modelserve_worker.engine.wire import (
     Abort,
     Command,
@@ -67,43 +69,6 @@ class EngineStartFailed(EngineDead):
         self.exit_code = exit_code
 
 
-class _Stream:
-    """What has come for the requests of one `generate` call and has not been taken."""
-
-    __slots__ = ("_arrived", "_failure", "_waiter")
-
-    def __init__(self) -> None:
-        self._arrived: list[RequestOutput] = []
-        self._failure: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        self._arrived.append(output)
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        self._wake()
-
-    def changed(self) -> asyncio.Future[None]:
-        """Done as soon as `take` has something, for the one task that calls both."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        if self._arrived or self._failure is not None:
-            self._waiter.set_result(None)
-        return self._waiter
-
-    def take(self) -> list[RequestOutput]:
-        """What has come since the last call; behind all of it, the failure is raised."""
-        if self._failure is not None and not self._arrived:
-            raise self._failure
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():  # done: woken already, or its task is cancelled
-            self._waiter.set_result(None)
-
-
 class EngineProcess(asyncio.Protocol):
     """EngineClient over an engine in a child process, which starts to build it at once. For one event loop."""
 
@@ -133,7 +98,7 @@ class EngineProcess(asyncio.Protocol):
         theirs.close()  # so that our end of the pair sees the child's death
         self._transport: asyncio.WriteTransport | None = None
         self._frames = FrameReader()
-        self._streams: dict[str, _Stream | None] = {}  # None: aborted, its last output has not come
+        self._streams: dict[str, OutputStream | None] = {}  # None: aborted, its last output has not come
         self._death: str | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._on_loading: Callable[[int, int], None] | None = None
@@ -148,6 +113,8 @@ class EngineProcess(asyncio.Protocol):
         self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
         self._silent_heartbeats = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._trial: str | None = None  # the request of a trial that is computed
+        self.cache_quality: CacheQuality | None = None  # once it was measured
 
     @property
     def pid(self) -> int:
@@ -166,8 +133,8 @@ class EngineProcess(asyncio.Protocol):
         await loop.create_unix_connection(lambda: self, sock=self._socket)
         ready = await self._ready
         self.max_model_len, self._plan_report, self._stats = ready.max_model_len, ready.plan_report, ready.stats
-        self._run(self._watch(ready.step_deadline_s))
-        self._run(self._watch_heartbeats())
+        self.run_beside(self._watch(ready.step_deadline_s))
+        self.run_beside(self._watch_heartbeats())
         return ready
 
     async def generate(
@@ -180,7 +147,8 @@ class EngineProcess(asyncio.Protocol):
             if request.request_id in self._streams:
                 raise InvalidInput(f"request id {request.request_id!r} is in use; choose another", field="request_id")
         self._queue.add(client, requests)
-        stream = _Stream()
+        self._end_trial()
+        stream = OutputStream()
         if not self._streams:
             self._heard_s = asyncio.get_running_loop().time()
         self._streams |= {request.request_id: stream for request in requests}
@@ -216,6 +184,40 @@ class EngineProcess(asyncio.Protocol):
         else:
             self._send(Abort(request_id))
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return not self._streams
+
+    async def run_trial(self, request: Request) -> RequestOutput | None:
+        """Compute a request with a `trial` on an idle engine: its last output, or None where somebody asked for
+        something before it was done, behind whose first step at most one slice of it is left. Raises EngineDead."""
+        if self._death is not None:
+            raise EngineDead(self._death)
+        if not self.idle:
+            return None
+        stream, self._trial = OutputStream(), request.request_id
+        self._heard_s = asyncio.get_running_loop().time()
+        self._streams[request.request_id] = stream
+        self._send(request)
+        try:
+            while True:
+                await stream.changed()
+                for output in stream.take():
+                    if output.finish_reason is not None:
+                        return output if output.finish_reason is FinishReason.LENGTH else None
+        finally:
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        """Whoever asks for something goes first: the command that ends the trial is read before theirs."""
+        stream = self._streams.get(self._trial) if self._trial is not None else None
+        if stream is not None and self._trial is not None:
+            self._streams[self._trial] = None
+            self._send(Abort(self._trial))
+            stream.put(RequestOutput(self._trial, (), FinishReason.ABORT))
+        self._trial = None
+
     def is_alive(self) -> bool:
         return self._death is None
 
@@ -223,6 +225,8 @@ class EngineProcess(asyncio.Protocol):
         speed = [steps.to_json() for steps in self._speed.report()]
         drafts = measured_drafts(self._stats, problem=self._without_drafter)
         told = {"drafts": drafts.to_json()} if drafts is not None else {}
+        if self.cache_quality is not None:
+            told["cacheQuality"] = self.cache_quality.to_json()
         return {**self._plan_report, **({"speed": speed} if speed else {}), **told}
 
     def stats(self) -> EngineStats:
@@ -261,7 +265,7 @@ class EngineProcess(asyncio.Protocol):
             self._receive(message)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._run(self._tell_exit())
+        self.run_beside(self._tell_exit())
 
     def _receive(self, message: Any) -> None:
         if self._death is not None:
@@ -375,7 +379,8 @@ class EngineProcess(asyncio.Protocol):
         self._die(reason)
         self._process.kill()
 
-    def _run(self, work: Any) -> None:
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it on the event loop until it ends, or the engine is shut down."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

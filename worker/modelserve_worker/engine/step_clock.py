@@ -25,10 +25,10 @@ class StepClock:
         self._launched_s[batch.step] = self._now()
 
     def ended(self, batch: ScheduledBatch, *, failed: bool) -> Sequence[TimedStep]:
-        """Its result is there: its time. A step that failed, or only copied pages, has none and ends."""
+        """Its result is there: its time. A step that failed, only copied pages or was a trial has none and ends."""
         end, launched = self._now(), self._launched_s.pop(batch.step)
         start, self._last_end_s = max(launched, self._last_end_s), end
-        timed = [] if failed or not batch.num_requests else [_timed(batch, end - start)]
+        timed = [] if failed or not batch.num_requests or batch.trial else [_timed(batch, end - start)]
         self._timed += timed
         return timed
 

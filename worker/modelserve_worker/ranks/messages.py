@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelserve.model.architecture import LayerKind
+from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.batch import AdmittedRequest, Asked, HostCopy, PageCheck, PageMove, ScheduledBatch, TableUpdates
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
+from modelserve_worker.request import CacheTrial
 
 _KINDS = tuple(LayerKind)
-# Step, awaited loads, generated segments and asked drafts; slots, starts, lengths, sampled, given, targets, output
+# Step, awaited loads, generated segments, drafts and trial; slots, starts, lengths, sampled, given, targets, output
 # counts, tokens, constrained, spare slots, moves, stores, loads, checks, two tables of three columns, spans of five.
 _SECTIONS = 22
 _WORD = 4
+_ROUNDED = (None, *KVCacheDtype)
 
 Words = NDArray[np.int32]
 
@@ -31,7 +34,9 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
     """One step; never empty."""
     moves = [(_KINDS.index(move.kind), move.source, move.destination) for move in batch.page_moves]
     sections = (
-        np.array([batch.step, batch.loads_awaited, batch.generated, *batch.asked], dtype=np.int32),
+        np.array(
+            [batch.step, batch.loads_awaited, batch.generated, *batch.asked, *_trial(batch.trial)], dtype=np.int32
+        ),
         batch.slots,
         batch.starts,
         batch.lengths,
@@ -105,8 +110,13 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         checks=tuple(PageCheck(_KINDS[kind], *rest) for kind, *rest in checks.reshape(-1, 4).tolist()),
         generated=int(first[2]),
         asked=Asked(int(first[3]), int(first[4])),
+        trial=CacheTrial(int(first[5]), _ROUNDED[first[6]]) if first[5] else None,
         spans=SpanRows(*spans.reshape(5, -1)) if len(spans) else NO_SPANS,
     )
+
+
+def _trial(trial: CacheTrial | None) -> tuple[int, int]:
+    return (0, 0) if trial is None else (trial.slice_tokens, _ROUNDED.index(trial.rounded_to))
 
 
 def _columns(updates: TableUpdates) -> tuple[Words, Words, Words]:

@@ -197,7 +197,8 @@ class GPUModelRunner:
         if not batch.num_requests:
             self._move_pages(batch)
             return LaunchedStep(batch.step, None, on_gpu=self._on_gpu)
-        size = None if self._graphs is None else self._graphs.size_for(batch)
+        self.cache.rounded_to = None if batch.trial is None else batch.trial.rounded_to
+        size = None if self._graphs is None or batch.trial is not None else self._graphs.size_for(batch)
         step = self._pack(batch, padded_to=size)
         captured = self._graphs is not None and size is not None
         if self._graphs and size:

@@ -344,7 +344,7 @@ class PrefixReuse:
         self, running: RunningRequest, end: int, *, junction: bool = False, turn: bool = False, answer: bool = False
     ) -> None:
         request, trail = running.request, running.trail
-        if self._exact and end > len(request.prompt_token_ids):
+        if request.trial is not None or (self._exact and end > len(request.prompt_token_ids)):
             return
         if end < trail.parted + self.cache.page_tokens:
             return  # it would save next to nothing, and keep a window of its own

@@ -24,7 +24,7 @@ from modelserve_worker.batch import (
     row_places,
 )
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
-from modelserve_worker.request import Request, TokenConstraint
+from modelserve_worker.request import CacheTrial, Request, TokenConstraint
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.pages.arena import PageArena
 from modelserve_worker.scheduling.pages.page_table import PageTable
@@ -47,6 +47,7 @@ class Segments(NamedTuple):
     targets: Int32Array
     generated: int
     spans: SpanRows
+    trial: CacheTrial | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +106,7 @@ class SlotCounters:
         self.dear: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # by masks that take long, of its latest step
         self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
         self.spanned: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # rows of its prompt begin from embeddings
+        self.slice = np.zeros(slots, dtype=np.int32)  # most rows of a step, of a trial's
 
     def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int) -> None:
         """Admit a request, whose pages are reserved, behind the positions that others have `computed`."""
@@ -120,6 +122,7 @@ class SlotCounters:
         self.constrained[slot] = request.constraint is not None
         self.dear[slot] = False
         self.spanned[slot] = bool(request.spans)
+        self.slice[slot] = request.num_tokens if request.trial is None else request.trial.slice_tokens
         # With the first token they went out.
         self.scored[slot] = request.sampling.prompt_logprobs is not None and not request.output_token_ids
         self.note_pages(running)
@@ -160,7 +163,7 @@ class SlotCounters:
     def prompt_rows(self, slots: Int32Array, *, most_drafts: int) -> Int32Array:
         """Rows that each may have in a step, all that remain. Where they are to be `exact`, those up to the end of the
         prompt; behind it as many as a decode may have, since they are computed as they were then."""
-        remaining = self.remaining(slots)
+        remaining: Int32Array = np.minimum(self.remaining(slots), self.slice[slots])
         if not self.exact:
             return remaining
         left = self.prompt[slots] - self.computed[slots]
@@ -303,7 +306,8 @@ class RunningRequests:
         spans = NO_SPANS
         if spanned:
             spans = span_rows([each.request for each in self.holders(slots)], starts, starts + lengths)
-        return Segments(slots, starts, lengths, token_ids, drawn, given, targets, generated, spans)
+        trial = self.holders(slots)[0].request.trial if len(slots) == 1 else None
+        return Segments(slots, starts, lengths, token_ids, drawn, given, targets, generated, spans, trial)
 
     def scored(self, prefills: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Of prompts that go on by `lengths` rows [P]: how many of these, the first ones, have their next token scored,
@@ -385,16 +389,3 @@ class RunningRequests:
                 seen = counters.known[slot] - counters.in_flight[slot]
                 assert seen == request.num_tokens, f"slot {slot}: {seen} known tokens of {request.num_tokens}"
                 assert counters.computed[slot] <= counters.covered[slot], f"slot {slot}: computed past its pages"
-
-
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """What the scheduler remembers of a step until its result comes."""
-
-    step: int
-    moves_pages: bool  # or copies some
-    renumbers: bool  # pages of anybody
-    slots: Int32Array
-    sampling: Int32Array  # those of `slots` that get tokens, in order
-    drawn: Int32Array  # how many each may get
-    asked: Asked  # behind itself

@@ -70,8 +70,9 @@ from modelserve_worker.scheduling.pages.page_table import PageTable
 from modelserve_worker.scheduling.prefill import prefill_shares
 from modelserve_worker.scheduling.prefix_reuse import PrefixReuse
 from modelserve_worker.scheduling.request_queue import RequestQueue
-from modelserve_worker.scheduling.running import RunningRequest, RunningRequests, StepInFlight
+from modelserve_worker.scheduling.running import RunningRequest, RunningRequests
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents, Totals
+from modelserve_worker.scheduling.step_in_flight import StepInFlight
 from modelserve_worker.scheduling.stopping import Stopping
 from modelserve_worker.scheduling.tiers.tier import TierOf
 from modelserve_worker.scheduling.whole_spans import WholeSpans
@@ -363,9 +364,8 @@ class Scheduler:
             spare_slots=spare_slots,
             generated=segments.generated,
             asked=asked,
-            spans=segments.spans,
-            **errands._asdict(),
-        )
+            spans=segments.spans, trial=segments.trial, **errands._asdict(),
+        )  # fmt: skip
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
         if len(slots):

@@ -52,7 +52,9 @@ class Totals:
     prompt_tokens_host_total: int = 0
 
     def begin_answer(self, request: Request) -> None:
-        """Its first token was sampled; what is recomputed later is not counted again."""
+        """Its first token was sampled; what is recomputed later is not counted again, nor what nobody asked for."""
+        if request.trial is not None:
+            return
         self.prompt_tokens_total += len(request.prompt_token_ids)
         self.prompt_tokens_cached_total += request.cached_tokens
         self.prompt_tokens_host_total += request.host_cached_tokens
