@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,17 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 from triton.runtime import interpreter
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Kernels that run on whatever there is run on the GPU where there is one: `-m gpu` selects them there."""
+    if not torch.cuda.is_available():
+        return
+    for item in items:
+        here = isinstance(item, pytest.Function) and Path(__file__).parent in item.path.parents
+        if here and ("device" in item.fixturenames or hasattr(item.module, "DEVICE")):
+            item.add_marker("gpu")
 
 
 @pytest.fixture(scope="session")
