@@ -17,7 +17,10 @@ from modelserve.model.weight_format import Layout
 PACKED = 8  # int4 elements of an int32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each nibble, the lowest first
 ONES = 0x11111111  # one in each nibble
-TURNED = 16, 512  # eights of inputs and columns of words at a time: a line of the cache each, 256 KiB together
+TURNED = (
+    96,
+    64,
+)  # eights of inputs and columns of words at a time: 384 and 256 bytes side by side, 288 KiB with what is beside
 TURNED_WORDS_GPU = 1 << 24  # where each operation is a launch: 64 MiB, and as much beside
 _STAGES = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))  # of turning 8 x 8 nibbles: distance, nibbles that stay
 
@@ -31,14 +34,14 @@ def words_by_rows(words: Tensor, layout: Layout) -> Tensor:
     matrices = zip(words.view(-1, inputs, columns), turned.view(-1, *turned.shape[-2:]), strict=True)
     eights, width = (TURNED_WORDS_GPU // (PACKED * columns) or 1, columns) if words.is_cuda else TURNED
     for source, target in matrices:
-        blocks = source.view(inputs // PACKED, PACKED, columns)
+        blocks = _operand(source.view(inputs // PACKED, PACKED, columns))
         places = _operand(target.view(columns, PACKED, inputs // PACKED))
         for first in range(0, columns, width):
             across = slice(first, first + width)
             for begin in range(0, inputs // PACKED, eights):
                 along = slice(begin, begin + eights)
-                planes = blocks[along, :, across].transpose(0, 1).clone(memory_format=torch.contiguous_format)
-                planes = _operand(planes)
+                planes = blocks[along, :, across].swapaxes(0, 1)
+                planes = planes.contiguous() if words.is_cuda else planes.copy()
                 _turn(planes)
                 for nibble, output in enumerate(AWQ_ORDER):
                     places[across, output, along] = planes[nibble].T
@@ -66,16 +69,18 @@ def _operand(words: Tensor) -> Any:
 
 
 def _turn(planes: Any) -> None:
-    """int32 or uint32 [8, n, columns], in place: nibble j of plane i becomes nibble i of plane j.
+    """int32 or uint32 [8, n, columns], side by side, in place: nibble j of plane i becomes nibble i of plane j.
 
     Shifts of negative words bring ones in from above, none of which a mask keeps.
     """
+    kept = None if isinstance(planes, Tensor) else np.empty_like(planes[:4])  # no operation takes memory of its own
     for distance, staying in _STAGES:
-        pairs = planes.reshape(-1, 2, distance, *planes.shape[1:])
+        pairs = planes.reshape(4 // distance, 2, -1)
         low, high = pairs[:, 0], pairs[:, 1]
-        moved = low >> 4 * distance
+        shift = 4 * distance
+        moved = low >> shift if kept is None else np.right_shift(low, shift, out=kept.reshape(low.shape))
         moved ^= high
         moved &= staying
         high ^= moved
-        moved <<= 4 * distance
+        moved <<= shift
         low ^= moved
