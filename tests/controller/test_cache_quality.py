@@ -82,7 +82,7 @@ def test_a_quality_that_holds_is_proposed_and_moves_no_pod(running) -> None:
     assert "measured on these weights: KL 0.0012 nats of at most 0.01" in proposed["message"]
     (shown,) = status["cacheQuality"]
     assert shown == {
-        "accelerator": "NVIDIA-H100-80GB-HBM3", "kvCache": {"dtype": "int8", "layout": "v_only"}, "holds": True,
+        "accelerator": "NVIDIA-H100-80GB-HBM3", "dtype": "int8", "layout": "v_only", "holds": True,
         "divergenceNats": "0.0012", "sameTokenPercent": "99.30", "needles": 4, "needlesFound": 4, "tokens": 6000,
         "contextTokens": 32_768,
     }  # fmt: skip

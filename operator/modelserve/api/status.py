@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from modelserve.api.cache_quality import CacheQualities
 from modelserve.api.drafter import DrafterPlan
 from modelserve.api.schema_types import (
     ApiModel,
@@ -33,7 +34,6 @@ from modelserve.sizing.rank_settings import Profile
 MAX_CANDIDATES = 16
 MAX_TERMS = 128
 MAX_SPEED_FACTORS = 32
-MAX_QUALITIES = 32
 
 Verdict = Literal["Chosen", "Fits", "Refused"]
 LimitedBy = Literal[
@@ -323,24 +323,6 @@ class Calibration(ApiModel):
     )
 
 
-class MeasuredCacheQuality(ApiModel):
-    """What an 8-bit cache costs these weights on one accelerator beside a 16-bit one, as an idle worker measured it."""
-
-    accelerator: Product = Field(description="Accelerator product, or CPU.")
-    kv_cache: KVCachePlan = Field(description="The cache that was judged.")
-    holds: bool = Field(description="Whether a plan may choose it where spec.kvCache.dtype is left out.")
-    divergence_nats: DecimalString = Field(
-        description="Mean Kullback-Leibler divergence of a token, of the text where it is largest."
-    )
-    same_token_percent: DecimalString = Field(
-        description="Places with the same likeliest token, of the text where they are fewest."
-    )
-    needles: Count = Field(description="Facts far back in a long text that the 16-bit cache finds.")
-    needles_found: Count = Field(description="Those of them that the 8-bit cache finds, too.")
-    tokens: Tokens = Field(description="Places that were compared.")
-    context_tokens: Tokens = Field(description="Tokens of the longest text.")
-
-
 # One field to server-side apply: its owner is kept once, not for each of some hundred fields inside, which would double
 # the object and what every write of it costs the API server.
 _WHOLE: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
@@ -412,10 +394,6 @@ class ModelServeStatus(ApiModel):
     calibration: Calibration | None = Field(
         default=None, json_schema_extra=_WHOLE, description="Predicted beside measured memory and speed."
     )
-    cache_quality: tuple[MeasuredCacheQuality, ...] | None = Field(
-        default=None,
-        max_length=MAX_QUALITIES,
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="What 8-bit caches cost these weights, where workers of this release measured it: a plan chooses "
-        "one unasked only where it holds.",
+    cache_quality: CacheQualities | None = Field(
+        default=None, description="What 8-bit caches cost these weights: one is chosen unasked only where it holds."
     )

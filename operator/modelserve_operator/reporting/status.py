@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from modelserve.api import PlanStatus
+from modelserve.api.cache_quality import MAX_QUALITIES, MeasuredCacheQuality
 from modelserve.api.speed import CalibrationSpeed
-from modelserve.api.status import MAX_QUALITIES, KVCachePlan, MeasuredCacheQuality
 from modelserve.planning import ENGINE_VERSION
 from modelserve_operator import labels
 from modelserve_operator.cluster.store import shown_speed
@@ -92,7 +92,8 @@ def _cache_quality(view: Reconciliation) -> list[MeasuredCacheQuality]:
     return [
         MeasuredCacheQuality(
             accelerator=product,
-            kv_cache=KVCachePlan(dtype=found.dtype, layout=found.layout),
+            dtype=found.dtype,
+            layout=found.layout,
             holds=found.holds,
             divergence_nats=f"{found.kl:.4f}",
             same_token_percent=f"{100 * found.same:.2f}",
