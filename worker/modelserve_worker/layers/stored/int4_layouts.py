@@ -20,7 +20,7 @@ ONES = 0x11111111  # one in each nibble
 TURNED = (
     96,
     64,
-)  # eights of inputs and columns of words at a time: 384 and 256 bytes side by side, 288 KiB with what is beside
+)  # eights of inputs and columns of words at a time: 384 and 256 bytes side by side, 288 KiB with scratch
 TURNED_WORDS_GPU = 1 << 24  # where each operation is a launch: 64 MiB, and as much beside
 _STAGES = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))  # of turning 8 x 8 nibbles: distance, nibbles that stay
 
