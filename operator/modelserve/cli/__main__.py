@@ -1,4 +1,4 @@
-"""The command line: `modelserve plan`, `modelserve inspect`, `modelserve crd`. Needs no cluster, network or torch."""
+"""The command line: `modelserve plan`, `inspect`, `adapter` and `crd`. Needs no cluster, network or torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modelserve import __version__
+from modelserve.cli.adapter_command import run_adapter
 from modelserve.cli.plan_command import EXIT_BAD_INPUT, PlanOptions, run_plan
 from modelserve.crd import crd_yaml
 from modelserve.errors import InvalidInput, UnsupportedModel
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _inspect(
                 Path(arguments.directory), arguments.output, identity=arguments.identity, drafter=arguments.drafter
             )
+        if arguments.command == "adapter":
+            print(run_adapter(Path(arguments.directory), arguments.model, arguments.output), flush=True)
+            return 0
         print(crd_yaml(), end="", flush=True)
     except InvalidInput as error:
         print(f"modelserve: {error}", file=sys.stderr)
@@ -145,6 +149,12 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--identity", action="store_true", help="with a digest of the files' index, names and sizes")
     inspect.add_argument("--drafter", action="store_true", help="it is an MTP assistant, and no model")
     inspect.add_argument("--output", metavar="FILE", help="write there instead of to standard output")
+    adapter = commands.add_parser("adapter", help="whether a LoRA adapter binds to a model, and what it adapts")
+    adapter.add_argument("directory", help="directory with adapter_config.json and adapter_model.safetensors")
+    adapter.add_argument(
+        "--model", required=True, metavar="DIRECTORY|URI", help="with the model's config.json, or a published model"
+    )
+    adapter.add_argument("-o", "--output", choices=("table", "json"), default="table", help="form of the output")
     commands.add_parser("crd", help="print the CustomResourceDefinition")
     return parser
 
