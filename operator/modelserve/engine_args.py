@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -157,6 +157,14 @@ class EngineArgs(BaseModel):
         if len(directories) > MOST_DRAFTERS:
             raise ValueError(f"{len(directories)} drafters; {MOST_DRAFTERS} are served: an assistant and one of blocks")
         return directories[0] if len(directories) == 1 else directories
+
+    @field_validator("num_speculative_tokens", mode="after")
+    @classmethod
+    def _one_choice(cls, value: int | str, info: ValidationInfo) -> int | str:
+        """A number has all that is proposed verified, which leaves no choice between drafters."""
+        if value != "auto" and isinstance(info.data.get("drafter"), list):
+            raise ValueError("a number is of one drafter, all of whose drafts are verified: take auto, or one drafter")
+        return value
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class Releases:
         self.world.settle()
 
 
-def _next_settings(plan: PlanStatus, spec: NextSpec, **directories: str) -> EngineArgs:
+def _next_settings(plan: PlanStatus, spec: NextSpec, **directories: Any) -> EngineArgs:
     before = modelserve.planning.engine_args_for(plan, spec, **directories)
     return NextArgs.model_validate({**before.model_dump(), "compression": spec.compression})
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import yaml
 
-from modelserve.api import ModelServeSpec, PlanStatus
+from modelserve.api import GROUP, KIND, VERSION, ModelServeSpec, PlanStatus
+from modelserve.cli.kubectl_plugin import Kubectl, _inspected
+from modelserve.cli.plan_command import PlanOptions, run_plan
 from modelserve.errors import InvalidInput
 from modelserve.hardware import CATALOGUE
+from modelserve.model.model_facts import FACTS_KEY
 from modelserve.planning import AcceleratorOffer, engine_args_for, plan
 from modelserve.planning.changes import plan_changes
 from modelserve.planning.evaluation import Fit, evaluate
 from modelserve.planning.learned import Learned, pair_of
 from modelserve.planning.speed.expected_speed import drafted_steps, rank_speed
 from modelserve.planning.wishes import wishes
-from modelserve.published import published_model
+from modelserve.published import published_assistant, published_model
 
 MODEL = "hf://google/gemma-4-31B-it"
 MTP = {"kind": "MTP", "uri": f"{MODEL}-assistant"}
@@ -159,3 +165,42 @@ def test_a_list_that_says_nothing_or_two_things_is_refused(drafter: dict[str, An
 def test_one_of_another_kind_or_model_is_refused_by_name(models: list[dict[str, str]], wrong: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(f"spec.drafter.models: {wrong}")):
         _plan(_spec({"models": models}))
+
+
+class _Kubectl:
+    """Answers of a cluster that keeps what was found of a model and of both its drafters."""
+
+    def __init__(self, live: dict[str, Any], facts: list[str]) -> None:
+        self._live, self._facts = live, facts
+
+    def optional(self, *arguments: str) -> list[dict[str, Any]]:
+        if arguments[0] != "configmap":
+            return [self._live]
+        return [{"data": {FACTS_KEY: text}} for text in self._facts]
+
+
+def test_kubectl_plans_with_what_was_found_of_each_of_two() -> None:
+    facts = {each["uri"]: published_assistant(each["uri"]) for each in (MTP, DFLASH)}
+    renamed = {"pvc://drafters/mtp": facts[MTP["uri"]], "pvc://drafters/block": facts[DFLASH["uri"]]}
+    mine = [{"kind": kind, "uri": uri} for kind, uri in zip(("MTP", "DFlash"), renamed, strict=True)]
+    live = {"metadata": {"name": "big"}, "spec": {"model": {"uri": "pvc://models/big"}, "drafter": {"models": mine}}}
+    texts = [each.model_dump_json(by_alias=True) for each in renamed.values() if each is not None]
+    _, found = _inspected(cast(Kubectl, _Kubectl(live, texts[::-1])), [live])
+    assert found == renamed
+
+
+def test_directories_of_this_machine_are_planned_as_both(tmp_path: Path) -> None:
+    models = Path(__file__).parents[1] / "models"
+    spec = {
+        "model": {"uri": f"file://{models / 'gemma4-tiny-keqv'}"}, "accelerators": {"products": ["CPU"]},
+        "drafter": {"models": [
+            {"kind": "DFlash", "uri": f"file://{models / 'gemma4-tiny-keqv-dflash'}"},
+            {"kind": "MTP", "uri": f"file://{models / 'gemma4-tiny-keqv-assistant'}"},
+        ]},
+    }  # fmt: skip
+    body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": "tiny"}, "spec": spec}
+    (file := tmp_path / "serve.yaml").write_text(yaml.safe_dump(body))
+    text, code = run_plan(PlanOptions(file=str(file), output="json"))
+    assert code == 0
+    (entry,) = json.loads(text)
+    assert [each["kind"] for each in entry["plan"]["drafter"]["models"]] == ["MTP", "DFlash"]

@@ -115,7 +115,7 @@ def test_every_size_that_the_schema_allows_is_refused_by_name_or_starts() -> Non
             told["memory"] += 1
             continue
         planned = plan(parsed.spec, facts.architecture, [offer])
-        args = engine_args_for(planned, parsed.spec, model_directory=str(TARGET), drafter_directory=str(ASSISTANT))
+        args = engine_args_for(planned, parsed.spec, model_directory=str(TARGET), drafter_directories=(str(ASSISTANT),))
         drafts, sizes = args.speculative.num_tokens, {
             "max_num_batched_tokens": args.max_num_batched_tokens, "max_num_seqs": args.max_num_seqs
         }  # fmt: skip

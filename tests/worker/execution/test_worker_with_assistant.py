@@ -145,6 +145,26 @@ def test_two_of_a_kind_are_refused_by_name(tmp_path: Path) -> None:
         launch(args(TARGET, drafter=[str(DFLASH), str(other)]))
 
 
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"drafter": ["a", "b"], "num_speculative_tokens": 4}, "a number is of one drafter"),
+        ({"drafter": ["a", "a"]}, "the same twice"),
+        ({"drafter": ["a", ""]}, "empty"),
+        ({"drafter": []}, "missing"),
+        ({"drafter": ["a", "b", "c"]}, "3 drafters; 2 are served"),
+    ],
+)
+def test_lists_of_drafters_that_say_nothing_or_two_things_are_refused(settings: dict[str, object], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        args(TARGET, **settings)
+
+
+def test_a_list_of_one_is_written_as_one() -> None:
+    one = args(TARGET, drafter=["a"], num_speculative_tokens=4)
+    assert (one.drafter, one.drafters) == ("a", ("a",))
+
+
 def test_a_quantised_lineage_beside_another_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_checkpoint("31B", tmp_path / "target", seed=1)
     write_assistant(tmp_path / "small-qat-assistant", tmp_path / "target", seed=1)

@@ -87,6 +87,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "model.checkpoint_files:weight_files", "InvalidInput"): (2, _FILES),
     # Of a plan: the directories of two addresses, of which one is an assistant.
     (_CORE + "engine_args:EngineArgs._directories", "ValueError"): (2, Rule("modelserve.api.drafter:DrafterSpec")),
+    (_CORE + "engine_args:EngineArgs._one_choice", "ValueError"): (1, Rule("modelserve.api.drafter:DrafterSpec")),
     (_CORE + "inspection:read_drafters", "InvalidInput"): (1, Rule("modelserve.api.drafter:DrafterSpec")),
     (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
     (_CORE + "model.gguf.files:_read", "InvalidInput"): (4, _INSPECTED),

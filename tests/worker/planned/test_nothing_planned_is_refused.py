@@ -222,7 +222,7 @@ def _machine(accelerator: Accelerator, images: tuple[str, ...]) -> Machine:
 
 def _settings(planned: PlanStatus, spec: ModelServeSpec, fit: Fit) -> EngineArgs:
     """As the operator writes them into a revision."""
-    args = engine_args_for(planned, spec, model_directory="/model", drafter_directories=("/drafter",))
+    args = engine_args_for(planned, spec, model_directory="/model", drafter_directories=("/drafter", "/drafter-2"))
     if fit.accelerator.is_cpu:
         return args
     told = {"accelerator": planned.accelerator, "accelerator_memory_bytes": fit.accelerator.visible_bytes}
