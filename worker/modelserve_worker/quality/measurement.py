@@ -24,7 +24,7 @@ from modelserve_worker.request import CacheTrial, PromptLogprobs, Request, Reque
 
 SLICE_TOKENS = 256  # a few tens of milliseconds of the largest model on a GPU, half a step's worth on a CPU
 TOP = 20
-IDLE_SECONDS = 10  # before a text is begun
+IDLE_SECONDS = 10  # before the first text is begun, and again whenever somebody has asked for something
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ async def measure_cache_quality(
 ) -> None:
     """Leave what was found in `engine.cache_quality`. A fault ends the measurement alone, and is logged."""
     try:
+        await _idle(engine, idle_seconds)
         compared = []
         for number, text in enumerate(texts):
             pair = []
@@ -99,14 +100,14 @@ async def measure_cache_quality(
 async def _scores(
     engine: TrialEngine, text: TrialText, name: str, trial: CacheTrial, *, idle_seconds: float
 ) -> PromptLogprobs:
-    """Of the text's tokens but the first, once the worker has been idle long enough for all of it."""
+    """Of the text's tokens but the first, once the worker has stayed idle for all of it."""
     sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=TOP)
     for attempt in range(1 << 30):
-        await _idle(engine, idle_seconds)
         request = Request(f"{name}-{attempt}", text.tokens, sampling, trial=trial)
         output = await engine.run_trial(request)
         if output is not None and output.prompt_logprobs is not None:
             return output.prompt_logprobs
+        await _idle(engine, idle_seconds)
     raise ValueError("nobody ever left the worker idle")
 
 

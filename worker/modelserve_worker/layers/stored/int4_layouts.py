@@ -17,10 +17,7 @@ from modelserve.model.weight_format import Layout
 PACKED = 8  # int4 elements of an int32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each nibble, the lowest first
 ONES = 0x11111111  # one in each nibble
-TURNED = (
-    96,
-    64,
-)  # eights of inputs and columns of words at a time: 384 and 256 bytes side by side, 288 KiB with scratch
+TURNED = 96, 64  # eights of inputs and columns of words at a time: 384 and 256 bytes side by side, 288 KiB in all
 TURNED_WORDS_GPU = 1 << 24  # where each operation is a launch: 64 MiB, and as much beside
 _STAGES = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))  # of turning 8 x 8 nibbles: distance, nibbles that stay
 
