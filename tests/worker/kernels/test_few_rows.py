@@ -203,7 +203,7 @@ ACTIVATION_ORDER = int4(32).model_copy(update={"activation_order": True})
 
 @pytest.mark.parametrize(("weight_format", "given"), [
     (None, "dense"), (int4(32), "int4"), (int4(128), "int4"), (ACTIVATION_ORDER, "int4"), (fp8("channel"), "fp8"),
-    (int4(32, symmetric=False), None), (fp8("block"), None), (INT8, "int8"), (INT8_GROUPS, None),
+    (int4(32, symmetric=False), "int4"), (fp8("block"), None), (INT8, "int8"), (INT8_GROUPS, None),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_matrix_gives_its_few_rows_to_the_kernel_of_its_format(
