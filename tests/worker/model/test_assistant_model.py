@@ -97,8 +97,7 @@ def test_random_weights_draft(tmp_path: Path) -> None:
     assistant = load_assistant(tmp_path, load_checkpoint(TARGET), load_format="dummy")
     assert all(parameter.float().isfinite().all() for parameter in assistant.parameters())
     drafter = AssistantDrafter(assistant, num_tokens=3, max_num_seqs=2)
-    held = {
-        each.untyped_storage().data_ptr(): each for each in vars(drafter).values() if isinstance(each, torch.Tensor)
-    }
+    named = [*vars(drafter).values(), *vars(drafter._buffers).values()]
+    held = {each.untyped_storage().data_ptr(): each for each in named if isinstance(each, torch.Tensor)}
     counted = drafter_buffer_bytes(assistant.architecture, num_tokens=3, max_num_seqs=2)
     assert sum(each.untyped_storage().nbytes() for each in held.values()) == counted
