@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -285,8 +285,11 @@ def kernel_module(name: str) -> ModuleType:
     return sys.modules[stem]
 
 
-def never_launched(modules: Iterable[str], launched: Iterable[Traced]) -> Iterator[str]:
-    """Functions of Triton in `modules` that are no kernel of any of the launches, and that none of the others calls."""
+def never_launched(
+    modules: Iterable[str], launched: Iterable[Traced], *, elsewhere: Collection[str] = ()
+) -> Iterator[str]:
+    """Functions of Triton in `modules` that are no kernel of any of the launches, nor of those `elsewhere`, which have
+    names alone, and that none of the others calls."""
     from triton import JITFunction
 
     known = {(each.module, each.kernel) for each in launched}
@@ -297,5 +300,5 @@ def never_launched(modules: Iterable[str], launched: Iterable[Traced]) -> Iterat
         functions |= {(module.__name__, each.__name__): each for each in own if each.__module__ == module.__name__}
     for (module_name, name), function in functions.items():
         called = any(re.search(rf"\b{name}\(", other.src) for other in functions.values() if other is not function)
-        if (module_name, name) not in known and not called:
+        if (module_name, name) not in known and name not in elsewhere and not called:
             yield f"{module_name}.{name}"

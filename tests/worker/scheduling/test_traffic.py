@@ -302,18 +302,22 @@ def run(*, examples: int, prefix_caching: bool = False, **faults: Any) -> Counte
 
 
 @pytest.mark.timeout(300)
-def test_attention_reads_exactly_its_rows_and_no_byte_is_lost() -> None:
-    seen = run(examples=300)
-    assert seen["steps"] >= STEPS
+def test_attention_reads_exactly_its_rows_and_no_byte_is_lost(pytestconfig: pytest.Config) -> None:
+    share = 1 if pytestconfig.getoption("--hypothesis-profile") == "long" else 3
+    seen = run(examples=300 // share)
     # The traffic is worth its name only if it went through every mechanism.
-    assert seen["preemptions"] > 200
-    assert seen["moves"] > 30
-    assert seen["reuses"] > 3_000
-    assert seen["rows_read"] > 800_000
-    assert seen["failures"] > 1_000
-    assert seen["failures with requests that go on"] > 10
-    assert seen["failures with requests to recompute"] > 50
-    assert seen["nans"] > 100
+    for happened, least in {
+        "steps": STEPS,
+        "preemptions": 200,
+        "moves": 30,
+        "reuses": 3_000,
+        "rows_read": 800_000,
+        "failures": 1_000,
+        "failures with requests that go on": 10,
+        "failures with requests to recompute": 50,
+        "nans": 100,
+    }.items():
+        assert seen[happened] >= least // share, happened
 
 
 @pytest.mark.timeout(300)
