@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from modelserve.api.model_source import ModelUri
+from modelserve.api.model_source import HubRevision, ModelUri
 from modelserve.api.schema_types import ApiModel, Tokens, cel_rules
 from modelserve.model.drafters.reading import DrafterKind
 from modelserve.sizing.speculation import MOST_DRAFTERS
@@ -43,13 +43,7 @@ class DrafterModel(ApiModel):
         "blocks. One that turns out to be of another kind is refused."
     )
     uri: ModelUri = Field(description="Address, as drafter.uri.")
-    revision: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-        description="Branch, tag or commit of the Hub; left out: main.",
-    )
+    revision: HubRevision | None = Field(default=None, description="Branch, tag or commit of the Hub; left out: main.")
 
 
 class DrafterSpec(ApiModel):
@@ -75,12 +69,8 @@ class DrafterSpec(ApiModel):
         description="True: the assistant that is published with the model, on accelerators where the plan expects it "
         "to pay. Models under hf://google/ have one.",
     )
-    revision: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-        description="Branch, tag or commit of an assistant of the Hub; left out: main.",
+    revision: HubRevision | None = Field(
+        default=None, description="Branch, tag or commit of an assistant of the Hub; left out: main."
     )
     models: tuple[DrafterModel, ...] | None = Field(
         default=None,

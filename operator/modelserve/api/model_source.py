@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 
 from modelserve.api.schema_types import ApiModel, DnsName, PathSegments
 
@@ -36,6 +36,7 @@ ModelUri = Annotated[
     Field(min_length=1, max_length=512, json_schema_extra={"pattern": MODEL_URI_PATTERN}),
     AfterValidator(_model_uri),
 ]
+HubRevision = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 
 
 class SecretKeyRef(ApiModel):
@@ -65,12 +66,8 @@ class ModelSource(ApiModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$",
         description="Model name in the HTTP API; left out: the last part of uri.",
     )
-    revision: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-        description="Branch, tag or commit of an hf:// checkpoint; left out: main.",
+    revision: HubRevision | None = Field(
+        default=None, description="Branch, tag or commit of an hf:// checkpoint; left out: main."
     )
     auth_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Secret with the access token for hf://; only the download container sees it."

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from modelserve.cli.columns import in_columns
 from modelserve.errors import InvalidInput
 from modelserve.inspection import read_architecture
 from modelserve.model.adapters.binding import BoundAdapter, Factors, read_adapter
@@ -51,8 +52,7 @@ def _to_json(adapter: BoundAdapter) -> dict[str, Any]:
 
 def _text(adapter: BoundAdapter) -> str:
     rows = [_HEADINGS, *(tuple(map(str, row)) for row in _rows(adapter.factors))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = in_columns(rows, left=len(_HEADINGS))
     size = adapter.parameters * _ELEMENT_BYTES / MIB
     lines.append(f"\nAll tensors bind: {adapter.parameters:,} parameters, {size:.1f} MiB in bfloat16")
     if adapter.base_model:

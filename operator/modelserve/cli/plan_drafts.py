@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from modelserve.cli.columns import in_columns
 from modelserve.cli.plan_text import ShownCandidate
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import ModelArchitecture
@@ -109,7 +110,7 @@ def _table(fit: Fit, architecture: ModelArchitecture, wished: Wishes, drafts: Wa
         planned = evaluate(fewer, architecture, fit.accelerator, gpus=fit.gpus)
         if isinstance(planned, Fit) and len(planned.speculation.drafters) == len(loaded):
             found[loaded] = planned, fewer
-    context = wished.input_tokens + wished.output_tokens / 2
+    context = wished.mean_context
     rows: list[DraftsRow] = []
     for requests in CONCURRENCIES if not fit.accelerator.is_cpu else ():
         steps = list[DraftedStep]()
@@ -141,9 +142,9 @@ def _steps(
 def _fastest(steps: Sequence[DraftedStep], named: Sequence[WantedDrafter], requests: int) -> Rate | None:
     if not steps:
         return None
-    step = max(steps, key=lambda each: each.tokens / each.time.seconds)
+    step = max(steps, key=lambda each: each.rate)
     kind = drafter_kind(named[step.drafter].architecture) if step.drafts else None
-    return Rate(requests * step.tokens / step.time.seconds, step.drafts, kind)
+    return Rate(requests * step.rate, step.drafts, kind)
 
 
 def _kinds(drafters: Sequence[WantedDrafter]) -> tuple[DrafterKind, ...]:
@@ -165,14 +166,12 @@ def _lines(table: DraftsTable) -> list[str]:
     if not table.rows:
         return [*lines, "  what drafts bring on a CPU is not known"]
     lines.append(_EXPLAINED)
-    head = ["REQUESTS", "NONE", *kinds, "CHOICE", "ASKED"]
-    cells = [head]
+    cells = [["REQUESTS", "NONE", *kinds, "CHOICE", "ASKED"]]
     for row in table.rows:
         rates = [row.none, *row.drafters, row.choice]
         asked = "-" if row.choice is None else "none" if row.choice.kind is None else row.choice.kind
         cells.append([str(row.requests), *map(_cell, rates), asked])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines += ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines += (f"  {line}" for line in in_columns(cells, left=0))
     held = ", ".join(f"{count:,} with {' and '.join(of) or 'none'}" for of, count in table.held)
     return [*lines, f"  requests of {table.length:,} tokens that the pool holds: {held}"]
 

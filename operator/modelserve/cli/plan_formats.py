@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from modelserve.cli.columns import in_columns
 from modelserve.cli.plan_text import WIDTH, ShownCandidate, best_of_each_product
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.quantization.linears import modules
@@ -75,11 +76,7 @@ def formats_text(rows: Sequence[FormatRow]) -> str:
     parts = ["Formats of the weights, each as planned for a checkpoint in it"]
     parts += [_wrapped(each) for each in _EXPLAINED]
     cells = [_HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADINGS))]
-    lines = [
-        "  ".join([first.ljust(widths[0]), *(each.rjust(width) for each, width in zip(rest, widths[1:], strict=True))])
-        for first, *rest in cells
-    ]
+    lines = in_columns(cells, left=1)
     parts.append(f"  {lines[0]}")
     for product in dict.fromkeys(row.shown.candidate.accelerator for row in rows):
         of_product = [(row, f"  {line}") for row, line in zip(rows, lines[1:], strict=True)

@@ -63,6 +63,11 @@ class Wishes:
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES  # CPUs that the worker's image is built for
     host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
 
+    @property
+    def mean_context(self) -> float:
+        """Tokens in the cache of an expected request half way through its answer."""
+        return self.input_tokens + self.output_tokens / 2
+
     @cached_property
     def without_assistant(self) -> Wishes:
         """The same, in which no drafter proposes tokens."""

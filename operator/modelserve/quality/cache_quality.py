@@ -3,7 +3,6 @@ little enough to be chosen unasked (decision 0044)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,7 +34,7 @@ class CacheQuality(BaseModel):
     @property
     def holds(self) -> bool:
         """Whether the cache may be chosen unasked."""
-        return not any(self._losses())
+        return self.kl <= MOST_KL and self.same >= LEAST_SAME and self.found >= self.needles
 
     @property
     def figures(self) -> str:
@@ -44,11 +43,6 @@ class CacheQuality(BaseModel):
             f"KL {self.kl:.4f} nats of at most {MOST_KL:g}, the same likeliest token in {100 * self.same:.1f} % of at "
             f"least {100 * LEAST_SAME:g}, {self.found} of {self.needles} facts found over {self.context:,} tokens"
         )
-
-    def _losses(self) -> Iterator[bool]:
-        yield self.kl > MOST_KL
-        yield self.same < LEAST_SAME
-        yield self.found < self.needles
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

@@ -60,15 +60,13 @@ def plan_for(
     A plan takes milliseconds, and many ModelServes differ in name only: it is kept with the offers it was made from.
     """
     offered = _offered(spec, supply)
-    learned = partial(
-        supply.learned.learned_for, facts,
-        weights=weights_digest(model_source(spec).hash, facts), engine_version=ENGINE_VERSION,
-    )  # fmt: skip
-    speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(learned())
+    weights = weights_digest(model_source(spec).hash, facts)
+    known = supply.learned.learned_for(facts, weights=weights, engine_version=ENGINE_VERSION)
+    speed, acceptance = _known_then(spec, committed.plan) if committed is not None else _known_now(known)
     # Names tell which pairs belong together, and what is known of them.
     drafters = tuple(sorted(assistants.items(), key=lambda each: each[0]))
     paired = (spec.model.uri, drafters, tuple(acceptance.items())) if spec.drafter is not None else None
-    known, before = learned(), _eight_bits_on(spec, committed)
+    before = _eight_bits_on(spec, committed)
     key = (
         read_by_planner(spec), facts, speed, supply.learned.view, paired, image_architectures,
         (known.cache_quality, before),
@@ -105,10 +103,13 @@ def _known_then(spec: ModelServeSpec, made: PlanStatus) -> tuple[tuple[SpeedFact
 def _eight_bits_on(spec: ModelServeSpec, committed: Revision | None) -> str:
     """The accelerator of a committed plan with an 8-bit cache that the spec does not name: releases before took one
     unmeasured, and workers that have one measure none for the release after."""
-    named = spec.kv_cache is not None and spec.kv_cache.dtype is not None
-    if named or committed is None or committed.plan.kv_cache is None:
+    if _names_a_dtype(spec) or committed is None or committed.plan.kv_cache is None:
         return ""
     return (committed.plan.accelerator or "") if committed.plan.kv_cache.dtype is KVCacheDtype.INT8 else ""
+
+
+def _names_a_dtype(spec: ModelServeSpec) -> bool:
+    return spec.kv_cache is not None and spec.kv_cache.dtype is not None
 
 
 def _plan(
@@ -320,9 +321,8 @@ def worker_of_today(spec: ModelServeSpec, settings: Settings) -> Worker:
 def would_gain(spec: ModelServeSpec, plan: PlanStatus) -> bool:
     """Whether a worker is to measure what 8 bits cost: nobody named a format, and the plan has less context than asked.
     It is no part of a plan's hash, so that no plan that runs changes by it."""
-    named = spec.kv_cache is not None and spec.kv_cache.dtype is not None
     asked = spec.context.max_model_len if spec.context is not None else None
-    if named or asked is None or plan.kv_cache is None or plan.kv_cache.dtype is KVCacheDtype.INT8:
+    if _names_a_dtype(spec) or asked is None or plan.kv_cache is None or plan.kv_cache.dtype is KVCacheDtype.INT8:
         return False
     return (plan.max_model_len or 0) < asked
 

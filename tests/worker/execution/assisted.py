@@ -34,11 +34,11 @@ MODELS = Path(__file__).parents[2] / "models"
 TARGET, ASSISTANT = MODELS / "gemma4-tiny-keqv", MODELS / "gemma4-tiny-keqv-assistant"
 
 
-class Between(Drafter):
-    """Hands on what `inner` proposes, seen by `look` first: (request ids, positions, proposals [S, k]) -> proposals."""
+class Around(Drafter):
+    """What it is told goes to `inner`, too; what is proposed is its own."""
 
-    def __init__(self, inner: AssistantDrafter, look: Callable[[list[str], list[int], Tensor], Tensor]) -> None:
-        self.inner, self.look, self.num_tokens = inner, look, inner.num_tokens
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.num_tokens = inner, inner.num_tokens
         self.asked, self.speaks_unasked = inner.asked, inner.speaks_unasked
         self.named: dict[int, str] = {}  # by slot
 
@@ -53,6 +53,14 @@ class Between(Drafter):
 
     def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
         self.named |= {request.slot: request.request_id for request in admitted}
+
+
+class Between(Around):
+    """Hands on what `inner` proposes, seen by `look` first: (request ids, positions, proposals [S, k]) -> proposals."""
+
+    def __init__(self, inner: AssistantDrafter, look: Callable[[list[str], list[int], Tensor], Tensor]) -> None:
+        super().__init__(inner)
+        self.look = look
 
     def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         tokens, counts = self.inner.propose(accepted, asked)

@@ -4,20 +4,19 @@ was computed; where the rows are lost, no answer and no hit tells, and drafts ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from assisted import TARGET, engine_with
+from assisted import TARGET, Around, engine_with
 from block_drafts import block_drafter, geometry_beside
 from model_checkpoints import load_checkpoint
 from rendering import Rendered
 from teacher_forcing import checkpoint_renderer, render_cell
 
 from modelserve_tools.evaluation.cells import Cell
-from modelserve_worker.batch import AdmittedRequest, Asked
+from modelserve_worker.batch import Asked
 from modelserve_worker.drafters.block_drafter import BlockDrafter
-from modelserve_worker.drafters.drafter import Accepted, Drafter, Proposal, TargetCaches
+from modelserve_worker.drafters.drafter import Accepted, Proposal
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.request import Request, SamplingParams
@@ -27,34 +26,24 @@ CELLS = (Cell("tool_call", None, 2), Cell("lookback", None, 1), Cell("recall", 4
 SLOTS, LONGEST = 4, 704
 
 
-class Heard(Drafter):
+class Heard(Around):
     """What `inner` proposes behind each token; the engine is handed other tokens, of which it accepts none, so that it
     comes to all of them. While it `forgets`, rows of steps are not stored."""
 
     def __init__(self, inner: BlockDrafter) -> None:
-        self.inner, self.forgets, self.num_tokens = inner, False, inner.num_tokens
-        self.asked, self.speaks_unasked = inner.asked, inner.speaks_unasked
+        super().__init__(inner)
+        self.forgets = False
         self.said: dict[tuple[str, int], list[int]] = {}  # by request and position of the last token
-        self._names: dict[int, str] = {}  # by slot
-
-    def attach(self, caches: TargetCaches) -> None:
-        self.inner.attach(caches)
 
     def store(self, step: Step) -> None:
         if not self.forgets:
-            self.inner.store(step)
-
-    def capture(self, pool: Any) -> None:
-        self.inner.capture(pool)
-
-    def admit(self, admitted: Sequence[AdmittedRequest]) -> None:
-        self._names |= {request.slot: request.request_id for request in admitted}
+            super().store(step)
 
     def propose(self, accepted: Accepted, asked: Asked) -> Proposal:
         tokens, counts = self.inner.propose(accepted, asked)
         if asked.drafts:
             places = zip(accepted.slots.tolist(), accepted.positions.tolist(), strict=True)
-            keys = ((self._names[slot], position) for slot, position in places)
+            keys = ((self.named[slot], position) for slot, position in places)
             self.said |= dict(zip(keys, tokens.tolist(), strict=True))
         return Proposal(torch.full_like(tokens, 4), counts)
 

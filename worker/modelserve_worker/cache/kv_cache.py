@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from modelserve_worker.batch import NOT_IN_A_RING, PageCheck, PageMove
 from modelserve_worker.cache.kv_stamps import KVStamps
 from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, storage_dtype
 
+_Ids = TypeVar("_Ids", NDArray[np.int64], Tensor)
 _CHECKED_BYTES = 4 << 20  # of one layer at once: what they decode to is some times as large
 
 
@@ -98,7 +100,11 @@ class KVCache:
         count = self.num_pages[kind]
         if ids.size and not (ids.min() >= 0 and ids.max() < count):
             raise InvalidInput(f"{kind.value} page {ids.min()}..{ids.max()} outside the arena's 0..{count - 1}")
-        return ids if kind is LayerKind.SLIDING else count - 1 - ids
+        return self._view_rows(kind, ids)
+
+    def _view_rows(self, kind: LayerKind, ids: _Ids) -> _Ids:
+        """Where the views have the pages of these ids: those of global layers grow from the arena's end."""
+        return ids if kind is LayerKind.SLIDING else self.num_pages[kind] - 1 - ids
 
     def pages(self, kind: LayerKind) -> Tensor:
         """Bytes of all pages of one kind, uint8 [view rows, page bytes]."""
@@ -198,8 +204,7 @@ class KVCache:
         entry = positions // tokens
         if planes.kind is LayerKind.SLIDING:
             entry %= self.geometry.sliding_table_entries
-        page = table[slots, entry].long()
-        rows = page if planes.kind is LayerKind.SLIDING else self.num_pages[planes.kind] - 1 - page
+        rows = self._view_rows(planes.kind, table[slots, entry].long())
         for view in planes.rows.values():
             view[rows, :, positions % tokens] = self.rounded(view[rows, :, positions % tokens])
 

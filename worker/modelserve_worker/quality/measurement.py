@@ -102,13 +102,14 @@ async def _scores(
 ) -> PromptLogprobs:
     """Of the text's tokens but the first, once the worker has stayed idle for all of it."""
     sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=TOP)
-    for attempt in range(1 << 30):
+    attempt = 0
+    while True:
         request = Request(f"{name}-{attempt}", text.tokens, sampling, trial=trial)
         output = await engine.run_trial(request)
         if output is not None and output.prompt_logprobs is not None:
             return output.prompt_logprobs
         await _idle(engine, idle_seconds)
-    raise ValueError("nobody ever left the worker idle")
+        attempt += 1
 
 
 async def _idle(engine: TrialEngine, seconds: float) -> None:

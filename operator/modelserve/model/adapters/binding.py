@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,14 +73,12 @@ def read_adapter(directory: Path, architecture: ModelArchitecture) -> BoundAdapt
     return bind(architecture, config, read_header(file))
 
 
-def bind(architecture: ModelArchitecture, config: AdapterConfig, tensors: Iterable[TensorEntry]) -> BoundAdapter:
+def bind(architecture: ModelArchitecture, config: AdapterConfig, tensors: Sequence[TensorEntry]) -> BoundAdapter:
     """Raises UnsupportedModel, with every name that does not bind and why, unless all tensors do."""
     problems: list[tuple[str, str]] = []
     pairs: dict[str, dict[str, TensorEntry]] = {}
     names: dict[str, FactorName] = {}
-    count = 0
     for tensor in tensors:
-        count += 1
         try:
             found = factor_name(tensor.name)
         except UnsupportedModel as error:
@@ -106,7 +104,7 @@ def bind(architecture: ModelArchitecture, config: AdapterConfig, tensors: Iterab
         except UnsupportedModel as error:
             problems.extend((tensor.name, str(error)) for tensor in pair.values())
     if problems:
-        raise UnsupportedModel(_refusal(problems, count))
+        raise UnsupportedModel(_refusal(problems, len(tensors)))
     if not bound:
         raise UnsupportedModel("adapter: it has no tensor that the model reads: it would change nothing")
     return BoundAdapter(tuple(bound), tuple(idle), config.base_model_name_or_path)

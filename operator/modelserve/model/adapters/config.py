@@ -20,21 +20,21 @@ MAX_RANK = 512
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARACTERS = 512
 
-# Set to anything else than these, they change what the factors mean. By name, what is said of it.
-_PLAIN: Mapping[str, tuple[object, str]] = {
-    "use_dora": (False, "DoRA scales each row by a learned norm"),
-    "use_qalora": (False, "QA-LoRA pools inputs in groups"),
-    "use_bdlora": (None, "BD-LoRA has factors in blocks"),
-    "lora_bias": (False, "it has biases"),
-    "fan_in_fan_out": (False, "its factors are transposed"),
-    "modules_to_save": (None, "it replaces whole modules, which is no adapter of them"),
-    "trainable_token_indices": (None, "it replaces rows of the embedding"),
-    "layer_replication": (None, "it repeats layers"),
-    "alora_invocation_tokens": (None, "it is active behind some tokens only (aLoRA)"),
-    "arrow_config": (None, "it routes between adapters"),
-    "monteclora_config": (None, "its factors are drawn"),
-    "kasa_config": (None, "KaSA changes the base weights"),
-    "velora_config": (None, "VeLoRA is not plain LoRA"),
+# Set to anything, they change what the factors mean. By name, what is said of it.
+_NOT_PLAIN: Mapping[str, str] = {
+    "use_dora": "DoRA scales each row by a learned norm",
+    "use_qalora": "QA-LoRA pools inputs in groups",
+    "use_bdlora": "BD-LoRA has factors in blocks",
+    "lora_bias": "it has biases",
+    "fan_in_fan_out": "its factors are transposed",
+    "modules_to_save": "it replaces whole modules, which is no adapter of them",
+    "trainable_token_indices": "it replaces rows of the embedding",
+    "layer_replication": "it repeats layers",
+    "alora_invocation_tokens": "it is active behind some tokens only (aLoRA)",
+    "arrow_config": "it routes between adapters",
+    "monteclora_config": "its factors are drawn",
+    "kasa_config": "KaSA changes the base weights",
+    "velora_config": "VeLoRA is not plain LoRA",
 }
 # These take something away from the base weights before training; what PEFT saves is meant for such a base.
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -65,8 +65,8 @@ class AdapterConfig(BaseModel):
         kind = document.get("peft_type")
         if kind != "LORA":
             raise UnsupportedModel(f"adapter: peft_type {kind!r} is not served; this release serves LORA")
-        for name, (plain, meaning) in _PLAIN.items():
-            if (value := document.get(name, plain)) != plain and value not in (None, False, [], {}):
+        for name, meaning in _NOT_PLAIN.items():
+            if (value := document.get(name)) not in (None, False, [], {}):
                 raise UnsupportedModel(f"adapter: {name} {value!r} is not served: {meaning}; {_REMEDY}", field=name)
         if (bias := document.get("bias", "none")) != "none":
             raise UnsupportedModel(f"adapter: bias {bias!r} is not served: it has biases; {_REMEDY}", field="bias")

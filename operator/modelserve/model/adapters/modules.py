@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.quantization.linears import layer_modules
 from modelserve.model.weight_format import TextLinear
+
+# By linear layer and the number of matrices that it stacks: one module of tools that fuse them.
+_FUSED = {(TextLinear.QKV, 3): "self_attn.qkv_proj", (TextLinear.GATE_UP, 2): "mlp.gate_up_proj"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,11 @@ def adapted_modules(architecture: ModelArchitecture) -> dict[str, Module]:
 
 def stacked_experts(architecture: ModelArchitecture, layer: int) -> dict[str, Module]:
     """The two parameters of all experts of a layer, as one tensor each, by their names below `experts`."""
-    hidden, width, experts = architecture.hidden_size, architecture.moe_intermediate_size, architecture.num_experts
-    gate_up = Module(TextLinear.EXPERT_GATE_UP, layer, hidden, ((0, width), (1, width)), experts=experts)
-    down = Module(TextLinear.EXPERT_DOWN, layer, width, ((0, hidden),), experts=experts)
-    return {"gate_up_proj": gate_up, "down_proj": down}
+    return {
+        name: Module(linear, layer, inputs, tuple(enumerate(outputs)), experts=architecture.num_experts)
+        for name, linear in (("gate_up_proj", TextLinear.EXPERT_GATE_UP), ("down_proj", TextLinear.EXPERT_DOWN))
+        for inputs, outputs in [_sizes(architecture, layer, linear)]
+    }
 
 
 def without_effect(architecture: ModelArchitecture) -> frozenset[str]:
@@ -58,33 +63,31 @@ def without_effect(architecture: ModelArchitecture) -> frozenset[str]:
 
 
 def _of_layer(architecture: ModelArchitecture, layer: int) -> Iterator[tuple[str, Module]]:
+    for linear, names in layer_modules(architecture, layer):
+        inputs, outputs = _sizes(architecture, layer, linear)
+        parts = tuple(enumerate(outputs))
+        for number, name in enumerate(names):
+            expert, part = divmod(number, len(parts))
+            of = expert if linear in (TextLinear.EXPERT_GATE_UP, TextLinear.EXPERT_DOWN) else None
+            yield name, Module(linear, layer, inputs, (parts[part],), expert=of)
+        if (fused := _FUSED.get((linear, len(parts)))) is not None:
+            yield fused, Module(linear, layer, inputs, parts)
+
+
+def _sizes(architecture: ModelArchitecture, layer: int, linear: TextLinear) -> tuple[int, tuple[int, ...]]:
+    """Inputs, and outputs of each matrix that is stacked."""
     hidden, head = architecture.hidden_size, architecture.layer_head_dim(layer)
     queries, keys = architecture.num_attention_heads * head, architecture.layer_kv_heads(layer) * head
-    sizes = [("q", queries)]
-    if architecture.owns_cache(layer):
-        sizes += [("k", keys)] if architecture.k_from_v(layer) else [("k", keys), ("v", keys)]
-    yield from _fused(TextLinear.QKV, layer, hidden, "self_attn", sizes, "qkv_proj" if len(sizes) == 3 else None)
-    yield "self_attn.o_proj", Module(TextLinear.OUTPUT, layer, queries, ((0, hidden),))
-    width = architecture.layer_intermediate_size(layer)
-    yield from _fused(TextLinear.GATE_UP, layer, hidden, "mlp", [("gate", width), ("up", width)], "gate_up_proj")
-    yield "mlp.down_proj", Module(TextLinear.DOWN, layer, width, ((0, hidden),))
-    for expert in range(architecture.num_experts):
-        inner = architecture.moe_intermediate_size
-        for part, name in enumerate(("gate", "up")):
-            module = Module(TextLinear.EXPERT_GATE_UP, layer, hidden, ((part, inner),), expert=expert)
-            yield f"experts.{expert}.{name}_proj", module
-        yield f"experts.{expert}.down_proj", Module(TextLinear.EXPERT_DOWN, layer, inner, ((0, hidden),), expert=expert)
-    if per_layer := architecture.hidden_size_per_layer_input:
-        yield "per_layer_input_gate", Module(TextLinear.LAYER_INPUT_GATE, layer, hidden, ((0, per_layer),))
-        yield "per_layer_projection", Module(TextLinear.LAYER_PROJECTION, layer, per_layer, ((0, hidden),))
-
-
-def _fused(
-    linear: TextLinear, layer: int, inputs: int, parent: str, sizes: list[tuple[str, int]], fused: str | None
-) -> Iterator[tuple[str, Module]]:
-    """Each by itself, and all of them under one name where tools fuse them."""
-    parts = tuple((part, size) for part, (_, size) in enumerate(sizes))
-    for (name, _), part in zip(sizes, parts, strict=True):
-        yield f"{parent}.{name}_proj", Module(linear, layer, inputs, (part,))
-    if fused is not None:
-        yield f"{parent}.{fused}", Module(linear, layer, inputs, parts)
+    read = 0 if not architecture.owns_cache(layer) else 1 if architecture.k_from_v(layer) else 2
+    width, inner = architecture.layer_intermediate_size(layer), architecture.moe_intermediate_size
+    per_layer = architecture.hidden_size_per_layer_input
+    return {
+        TextLinear.QKV: (hidden, (queries, *[keys] * read)),
+        TextLinear.OUTPUT: (queries, (hidden,)),
+        TextLinear.GATE_UP: (hidden, (width, width)),
+        TextLinear.DOWN: (width, (hidden,)),
+        TextLinear.EXPERT_GATE_UP: (hidden, (inner, inner)),
+        TextLinear.EXPERT_DOWN: (inner, (hidden,)),
+        TextLinear.LAYER_INPUT_GATE: (hidden, (per_layer,)),
+        TextLinear.LAYER_PROJECTION: (per_layer, (hidden,)),
+    }[linear]

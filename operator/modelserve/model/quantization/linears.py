@@ -24,14 +24,16 @@ def modules(architecture: ModelArchitecture) -> dict[TextLinear, list[str]]:
     """Names of the checkpoint's modules, without prefix, that each kind of linear layer of this model is made of."""
     named: dict[TextLinear, list[str]] = {}
     for layer in range(architecture.num_hidden_layers):
-        for linear, names in _layer_modules(architecture, layer):
+        for linear, names in layer_modules(architecture, layer):
             named.setdefault(linear, []).extend(f"layers.{layer}.{name}" for name in names)
     if architecture.hidden_size_per_layer_input:
         named[TextLinear.MODEL_PROJECTION] = ["per_layer_model_projection"]
     return named
 
 
-def _layer_modules(architecture: ModelArchitecture, layer: int) -> Iterator[tuple[TextLinear, Sequence[str]]]:
+def layer_modules(architecture: ModelArchitecture, layer: int) -> Iterator[tuple[TextLinear, Sequence[str]]]:
+    """Of one layer, named below it: those that a linear layer stacks, in their order; of experts all of one behind the
+    other."""
     projections = ["q", "k", "v"] if architecture.owns_cache(layer) else ["q"]
     if architecture.k_from_v(layer):
         projections.remove("v")

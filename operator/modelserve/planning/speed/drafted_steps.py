@@ -87,6 +87,11 @@ class DraftedStep(NamedTuple):
     drafts: int
     drafter: int = 0  # that makes them
 
+    @property
+    def rate(self) -> float:
+        """Tokens a second of each request."""
+        return self.tokens / self.time.seconds
+
 
 class DraftWay(NamedTuple):
     """One of the drafters that may be asked."""
@@ -105,7 +110,7 @@ class DraftedSteps:
 
     def step(self, decodes: float, *, context: float) -> DraftedStep:
         """The one with most tokens a second, for time of step and drafts together, as workers ask for it."""
-        return max(self.every(decodes, context=context), key=_rate)
+        return max(self.every(decodes, context=context), key=lambda each: each.rate)
 
     def every(self, decodes: float, *, context: float) -> list[DraftedStep]:
         """Of each drafter, with each number of drafts."""
@@ -130,10 +135,6 @@ class DraftedSteps:
             drafts=drafting,
         )
         return DraftedStep(time, 1.0 + share * (self._tokens[of][drafts] - 1.0), drafts, of)
-
-
-def _rate(step: DraftedStep) -> float:
-    return step.tokens / step.time.seconds
 
 
 def _products(chances: Sequence[float]) -> Iterator[float]:

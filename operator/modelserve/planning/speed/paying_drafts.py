@@ -109,13 +109,11 @@ def _gains(
     both: Fit, wishes: Wishes, alone: Fit, fewer: Wishes, requests: int, architecture: ModelArchitecture
 ) -> bool:
     """Whether steps of so many requests bring more tokens a second with both drafters than with one."""
-    context = wishes.input_tokens + wishes.output_tokens / 2
     rates = []
     for fit, wished in ((both, wishes), (alone, fewer)):
         steps = drafted_steps(fit, rank_speed(fit, architecture, wished), wished)
         assert steps is not None
-        step = steps.step(requests, context=context)
-        rates.append(step.tokens / step.time.seconds)
+        rates.append(steps.step(requests, context=wishes.mean_context).rate)
     return rates[0] >= LEAST_GAIN * rates[1]
 
 
