@@ -13,10 +13,13 @@ import kopf
 
 from modelserve.api import GROUP, PLURAL
 from modelserve.errors import InvalidInput
+from modelserve_operator.adapter_reconcile import AdapterReconciler
 from modelserve_operator.cluster.kube import ClusterKube, KubeError
 from modelserve_operator.cluster.store import Store
+from modelserve_operator.gathering.adapter_gatherer import AdapterGatherer
 from modelserve_operator.gathering.gather import Gatherer
 from modelserve_operator.gathering.handlers import build_registry, build_settings
+from modelserve_operator.gathering.management_key import ManagementKeys
 from modelserve_operator.gathering.replanning import Replanning
 from modelserve_operator.gathering.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.learning.shared_config import SharedConfig
@@ -33,13 +36,18 @@ logger = logging.getLogger("modelserve_operator")
 
 async def run(settings: Settings) -> None:
     """Run the operator until a signal. Raises WatchFrozenError, LeaseLostError, KubeError when it cannot go on."""
-    store, queue = Store(), WorkQueue()
+    store, queue, adapter_queue = Store(), WorkQueue(), WorkQueue()
     async with ClusterKube(through_api_proxy=settings.worker_access is WorkerAccess.API_PROXY) as kube:
         shared = SharedConfig(settings.namespace)
         gatherer = Gatherer(kube, store, shared, namespaces=settings.watch_namespaces, passing=settings.passing)
-        reconciler = Reconciler(gatherer, Applier(kube, store), shared, settings)
+        applier = Applier(kube, store)
+        reconciler = Reconciler(gatherer, applier, shared, settings)
         gatherer.reports.told = queue.add
-        replanning = Replanning(gatherer, queue)
+        keys = ManagementKeys(kube, namespace=settings.namespace, name=settings.management_secret)
+        adapter_gatherer = AdapterGatherer(kube, store, keys, absent=gatherer.absent)
+        gatherer.gone = adapter_gatherer.forget
+        adapters = AdapterReconciler(adapter_gatherer, applier, settings.allowed)
+        replanning = Replanning(gatherer, queue, (adapter_gatherer, adapter_queue))
         watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         leadership = Leadership(
             kube.leases, name=settings.lease_name, namespace=settings.namespace, holder=settings.lease_holder
@@ -70,6 +78,9 @@ async def run(settings: Settings) -> None:
                 asyncio.create_task(
                     queue.run(reconciler.reconcile, workers=settings.reconcile_workers, at_first_rest=_keep),
                     name="queue",
+                ),
+                asyncio.create_task(
+                    adapter_queue.run(adapters.reconcile, workers=settings.reconcile_workers), name="adapters"
                 ),
                 asyncio.create_task(watchdog.run(), name="watchdog"),
                 asyncio.create_task(watching, name="watches"),

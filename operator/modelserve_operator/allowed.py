@@ -28,12 +28,20 @@ class AllowRule(ApiModel):
     gateways: Patterns = ANY  # NAMESPACE/NAME, or NAME of the ModelServe's own namespace
     hostnames: Patterns = ANY  # `*.example.com`: every name below it
     images: Patterns = ANY
+    adapters: Patterns = ANY  # addresses of ModelAdapters
     priority_classes: Patterns = ANY
     service_accounts: Patterns = ANY
 
 
 _NOTHING = AllowRule(
-    namespaces=ANY, buffer_replicas=0, gateways=(), hostnames=(), images=(), priority_classes=(), service_accounts=()
+    namespaces=ANY,
+    buffer_replicas=0,
+    gateways=(),
+    hostnames=(),
+    images=(),
+    adapters=(),
+    priority_classes=(),
+    service_accounts=(),
 )
 
 
@@ -50,6 +58,17 @@ def not_allowed(spec: ModelServeSpec, namespace: str, rules: Sequence[AllowRule]
             "installation allow it (the chart's value allowed). What runs stays as it is"
         )
     return None
+
+
+def address_not_allowed(uri: str, namespace: str, rules: Sequence[AllowRule]) -> str | None:
+    """The address of a ModelAdapter, and what is allowed in its place; None where it is allowed."""
+    allowed = rule_of(namespace, rules).adapters
+    if _matches(uri, allowed):
+        return None
+    return (
+        f"{uri}; for adapters of namespace {namespace} this installation allows {_told(allowed)} (the chart's value "
+        "allowed)"
+    )
 
 
 def _excesses(spec: ModelServeSpec, namespace: str, rule: AllowRule) -> Iterator[tuple[str, str, str]]:

@@ -37,6 +37,8 @@ TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
 )
 
+DRAIN_ADAPTER = f"{GROUP}/drain"  # finalizer of a ModelAdapter: workers finish what they answer with it
+
 WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
 
 WORKER = "worker"
@@ -47,6 +49,7 @@ COMMIT = "model-commit"
 CALIBRATION = "calibration"
 CAPACITY_BUFFER = "capacity-buffer"
 GATEWAY = "gateway"
+ADAPTERS = "adapters"
 
 
 HASH_LENGTH = 10
@@ -86,6 +89,10 @@ def model_facts_name(name: str, source_hash: str) -> str:
 
 def commit_name(name: str, source_hash: str) -> str:
     return f"{name}-commit-{source_hash}"
+
+
+def adapters_name(name: str) -> str:
+    return f"{name}-adapters"
 
 
 def orphaned(body: Mapping[str, Any]) -> bool:

@@ -89,6 +89,12 @@ class Settings(BaseModel):
     lease_holder: str = Field(
         default_factory=socket.gethostname, min_length=1, description="This operator's name in it."
     )
+    management_secret: str = Field(
+        default="modelserve-management",
+        min_length=1,
+        max_length=253,
+        description="Secret of the operator's namespace from which the keys come by which workers know it.",
+    )
     learn_for_all: tuple[str, ...] = Field(
         default=(),
         description="Comma-separated namespaces, or *: what their workers measured counts in every namespace.",

@@ -20,7 +20,7 @@ from localcluster.openshift import refusals
 from localcluster.settings import ClusterError
 from modelserve import __version__
 from modelserve.catalogue import CatalogueEntry, user_catalogue
-from modelserve.crd import FILE_NAME, crd_yaml
+from modelserve.crd import DEFINITIONS, crd_yaml
 from modelserve_operator.allowed import AllowRule
 from modelserve_operator.cluster import kinds
 from modelserve_operator.inventory.pools import PassingTaints
@@ -88,7 +88,8 @@ def test_lint_finds_nothing(helm: Helm) -> None:
 def test_the_chart_is_of_this_release_and_its_crd_the_generated_one() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
-    assert (CHART / "crds" / FILE_NAME).read_text() == crd_yaml(), "run `make crds`"
+    for each in DEFINITIONS:
+        assert (CHART / "crds" / each.file_name).read_text() == crd_yaml(each), "run `make crds`"
 
 
 def test_cluster_wide_the_rules_are_the_operators(plain: Objects) -> None:
@@ -120,7 +121,10 @@ def _own_rules(objects: Objects) -> None:
 def test_no_secret_is_read_and_no_pod_is_privileged(plain: Objects, namespaced: Objects) -> None:
     for body in (*plain, *namespaced):
         if body["kind"] in ("Role", "ClusterRole"):
-            assert not any("secrets" in rule["resources"] or "*" in rule["verbs"] for rule in body["rules"])
+            for rule in body["rules"]:
+                assert "*" not in rule["verbs"]
+                if "secrets" in rule["resources"]:
+                    assert rule["resourceNames"] == ["modelserve-operator-management"], "its own, which it makes"
         for pod in _pod_specs(body):
             assert pod["securityContext"]["runAsNonRoot"] is True
             assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -159,7 +163,7 @@ def test_its_values_become_settings_that_the_operator_reads(plain: Objects, name
     assert settings.worker_access == "api-proxy"
     assert settings.namespace == "modelserve-system"
     default = from_environment(_environment(plain))
-    changed = {"lease_name", "lease_holder"}  # the chart always elects
+    changed = {"lease_name", "lease_holder", "management_secret"}  # the chart always elects, and names its objects
     assert default.model_dump(exclude=changed) == Settings().model_dump(exclude=changed)
 
 

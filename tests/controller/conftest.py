@@ -24,6 +24,7 @@ from modelserve.model.model_facts import ModelFacts
 from modelserve.model.weight_format import BFLOAT16
 from modelserve.planning import ENGINE_VERSION
 from modelserve_operator import labels
+from modelserve_operator.adapter_reconcile import AdapterReconciler
 from modelserve_operator.cluster.kinds import (
     CLAIM,
     CONFIG_MAP,
@@ -33,6 +34,7 @@ from modelserve_operator.cluster.kinds import (
     ENDPOINT_SLICE,
     EVENT,
     JOB,
+    MODEL_ADAPTER,
     MODEL_SERVE,
     NODE,
     OPTIONAL,
@@ -43,7 +45,9 @@ from modelserve_operator.cluster.kinds import (
 )
 from modelserve_operator.cluster.kube import KubeError, WorkerUnreachableError
 from modelserve_operator.cluster.store import Store, key_of
+from modelserve_operator.gathering.adapter_gatherer import AdapterGatherer
 from modelserve_operator.gathering.gather import Gatherer
+from modelserve_operator.gathering.management_key import ManagementKeys
 from modelserve_operator.learning.shared_config import SharedConfig
 from modelserve_operator.process.work_queue import Key
 from modelserve_operator.reconcile import Reconciler
@@ -79,6 +83,7 @@ class FakeCluster:
         self.writes: list[tuple[str, str, str]] = []
         self.events: list[Body] = []
         self.worker_plans: dict[str, Body] = {}
+        self.manage: Callable[[str, str, str, Body | None], Body] = _nobody_there  # worker, path, key, body
         self.hub: str | None = "c0" * 20  # commit that every branch of the Hub stands for now; None: no pod has told
         self.hub_asked = 0
         self.happenings: dict[str, list[Body]] = {}  # uid -> Events of others about it
@@ -194,6 +199,15 @@ class FakeCluster:
         except KeyError:
             raise WorkerUnreachableError(f"{pod['metadata']['name']}{path}") from None
 
+    async def manage_worker(
+        self, pod: Mapping[str, Any], path: str, *, key: str, body: Mapping[str, Any] | None = None
+    ) -> Body:
+        name = pod["metadata"]["name"]
+        await _call(self.asked, Request("manage_worker", POD, name, body, path))
+        answer = self.manage(name, path, key, json.loads(json.dumps(body)))
+        await _call(self.answered, Request("manage_worker", POD, name, body, path))
+        return answer
+
     # --- what users, controllers and kubelets do ------------------------------------------------------------------
 
     def put(self, kind: ResourceKind, body: Mapping[str, Any]) -> Body:
@@ -207,6 +221,11 @@ class FakeCluster:
 
     def remove(self, kind: ResourceKind, namespace: str, name: str) -> None:
         """Delete an object and, as the garbage collector does, its children."""
+        if self.objects[kind, namespace, name]["metadata"].get("finalizers"):
+            asked = self.clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+            mark = {"deletionTimestamp": asked}
+            self.change(kind, name, lambda body: body["metadata"].update(mark), namespace=namespace)
+            return
         body = self.objects.pop((kind, namespace, name))
         uid = body["metadata"]["uid"]
         self._tell(kind, body, deleted=True)
@@ -343,7 +362,7 @@ class FakeCluster:
         space, name = key_of(body)
         before = self.objects.get((kind, space, name))
         metadata = body["metadata"]
-        if before is None and kind is MODEL_SERVE:
+        if before is None and kind in (MODEL_SERVE, MODEL_ADAPTER):
             body.setdefault("status", {"conditions": [copy.deepcopy(UNOBSERVED.to_json())]})  # the schema's default
         if before is None:
             metadata["uid"] = f"uid-{next(self._numbers)}"
@@ -359,11 +378,17 @@ class FakeCluster:
         metadata["resourceVersion"] = str(next(self._numbers))
         self.objects[kind, space, name] = body
         self._tell(kind, body, deleted=False)
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and kind is MODEL_ADAPTER:
+            self.remove(kind, space, name)
         return body
 
     def _tell(self, kind: ResourceKind, body: Body, *, deleted: bool) -> None:
         if self.listener is not None and (not kind.owned or _ours(body)):
             self.listener(kind, copy.deepcopy(body), deleted)
+
+
+def _nobody_there(name: str, path: str, *_: object) -> Body:
+    raise WorkerUnreachableError(f"{name}{path}")
 
 
 async def _call(between: Between | None, request: Request) -> None:
@@ -441,6 +466,8 @@ class World:
         self.cluster.clock = lambda: self.now
         self.settings = Settings(worker_image="worker:test")
         self.pending: set[Key] = set()
+        self.adapters_pending: set[Key] = set()  # ModelServes whose adapters are to be reconciled
+        self.adapters_due: dict[Key, datetime] = {}
         self.reconciled: list[Key] = []
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.after_each: Callable[[], None] = lambda: None  # of a reconcile, and what controllers did then
@@ -457,19 +484,31 @@ class World:
         )
         self.cluster.listener = self._heard
         self.gatherer.reports.told = lambda key: self.pending.add(key)
+        keys = ManagementKeys(self.cluster, namespace="modelserve-system", name="management")
+        self.adapter_gatherer = AdapterGatherer(
+            self.cluster, store, keys, absent=self.gatherer.absent, clock=lambda: self.now
+        )
+        self.gatherer.gone = self.adapter_gatherer.forget
+        applier = Applier(self.cluster, store, clock=lambda: self.now)
+        self.adapter_reconciler = AdapterReconciler(self.adapter_gatherer, applier, self.settings.allowed)
         asyncio.run(self.gatherer.relist())
         self.pending = self.gatherer.known_keys()
+        self.adapters_pending = set(self.adapter_gatherer.targets())
 
     def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
         if kind in (*WATCHED, *OPTIONAL):
             heard = self.gatherer.hear(kind, body, deleted=deleted)
             self.pending |= heard.keys | (self.gatherer.concerned() if heard.supply else set())
+            self.adapters_pending |= self.adapter_gatherer.concerned(heard)
 
     def settle(self) -> None:
         """Reconcile and run the controllers until both rest."""
 
         async def work() -> None:
             for _ in range(60):
+                if not self.pending and self.adapters_pending:
+                    await self._reconcile_adapters()
+                    continue
                 if not self.pending:
                     return
                 key = min(self.pending)
@@ -487,9 +526,20 @@ class World:
 
         asyncio.run(work())
 
+    async def _reconcile_adapters(self) -> None:
+        key = min(self.adapters_pending)
+        self.adapters_pending.discard(key)
+        delay = await self.adapter_reconciler.reconcile(key)
+        self.adapters_due.pop(key, None)
+        if delay == 0.0:
+            self.adapters_pending.add(key)
+        elif delay is not None:
+            self.adapters_due[key] = self.now + timedelta(seconds=delay)
+
     def pass_time(self, seconds: float) -> None:
         """The clock moves on, and what asked to be looked at again by then is."""
         self.now += timedelta(seconds=seconds)
+        self.adapters_pending |= {key for key, due in self.adapters_due.items() if due <= self.now}
         self.pending |= {key for key, due in self.due.items() if due <= self.now}
         self.settle()
 

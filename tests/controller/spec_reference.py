@@ -1,6 +1,6 @@
-"""docs/modelserve.md: every field of a ModelServe, from the models that are its CRD.
+"""docs/modelserve.md and docs/modeladapter.md: every field of the resources, from the models that are their CRDs.
 
-`python tests/controller/spec_reference.py` writes the page; a test fails where it says something else. What an edit of
+`python tests/controller/spec_reference.py` writes the pages; a test fails where it says something else. What an edit of
 a field does is not written down anywhere: each field is edited, and the operator's own hashes of what plans and pods
 are made from (`modelserve_operator.revisions.spec_inputs`) are compared before and after.
 """
@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from modelserve.api import GROUP, SHORT_NAMES, VERSION
+from modelserve.api.model_adapter import ADAPTER_SHORT_NAMES, ModelAdapterSpec, ModelAdapterStatus
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import ModelServeStatus
 from modelserve.crd import structural
 from modelserve_operator.revisions.spec_inputs import spec_inputs
 
 PAGE = Path(__file__).parents[2] / "docs" / "modelserve.md"
+ADAPTER_PAGE = PAGE.with_name("modeladapter.md")
 Schema = dict[str, Any]
 FieldPath = tuple[str, ...]
 
@@ -45,6 +47,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "model.authSecretRef.key": {"model": {"authSecretRef": {"name": "hub"}}},
     "drafter.revision": {"drafter": {"uri": "hf://google/gemma-4-31B-it-assistant"}},
     "drafter.numSpeculativeTokens": {"drafter": {"promptLookup": True}},
+    **{f"adapters.{name}": {"adapters": {"max": 8}} for name in ("rank", "slots", "targets")},
     "apiKeySecretRef.key": {"apiKeySecretRef": {"name": "keys"}},
     "workload.turnTokens": {"workload": {"turns": 4}},
     "workload.sessions": {"workload": {"turns": 4}},
@@ -61,6 +64,7 @@ _VALUES: Mapping[str, Any] = {
     "drafter.uri": "hf://google/gemma-4-31B-it-assistant",
     "drafter.models": [{"kind": "MTP", "uri": "hf://google/gemma-4-31B-it-assistant"}],
     "workload.draftAcceptance": "0.6",
+    "adapters.targets": ["qkv"],
     "kvCache.gpuMemoryUtilization": "0.8",
     "kvCache.hostMemory": "16Gi",
     "accelerators.products": ["NVIDIA-L40S"],
@@ -176,5 +180,37 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+_ADAPTER_HEAD = f"""# ModelAdapter
+
+Every field of the resource (`{GROUP}/{VERSION}`, short name `{ADAPTER_SHORT_NAMES[0]}`), made from the models that its
+CRD is made from (`python tests/controller/spec_reference.py` writes this page). How adapters are taken, rolled out and
+drained: [adapters.md](adapters.md#on-kubernetes).
+
+## spec
+
+| field | type | default | meaning |
+|---|---|---|---|"""
+
+
+def adapter_page() -> str:
+    """docs/modeladapter.md."""
+    spec, status = (
+        dict(structural(model.model_json_schema(by_alias=True))) for model in (ModelAdapterSpec, ModelAdapterStatus)
+    )
+    lines = [_ADAPTER_HEAD]
+    for path, field, required in leaves(spec):
+        default = "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else ""
+        lines.append(f"| `{'.'.join(path)}` | {kind(field)} | {default} | {_said(field)} |")
+    lines += ["", *(f"- {rule['message']}" for rule in spec["x-kubernetes-validations"])]
+    lines += ["\n## status\n", "The operator's alone.\n", "| field | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {_said(field)} |" for name, field in status["properties"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _said(field: Schema) -> str:
+    return " ".join(field.get("description", "").split()).replace("|", "\\|")
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    ADAPTER_PAGE.write_text(adapter_page())

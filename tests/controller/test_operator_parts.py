@@ -24,8 +24,8 @@ from modelserve_operator.cluster.kinds import (
 )
 from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.cluster.store import Store
-from modelserve_operator.gathering.gather import Heard
 from modelserve_operator.gathering.handlers import build_settings
+from modelserve_operator.gathering.heard import Heard
 from modelserve_operator.gathering.replanning import Replanning
 from modelserve_operator.gathering.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.learning.shared_config import CALIBRATION_NAME

@@ -8,9 +8,17 @@ from typing import Any
 
 import yaml
 
-from modelserve.crd import FILE_NAME, crd_yaml, custom_resource_definition, write_crd
+from modelserve.crd import (
+    DEFINITIONS,
+    MODEL_ADAPTERS,
+    MODEL_SERVES,
+    Definition,
+    crd_yaml,
+    custom_resource_definition,
+    write_crds,
+)
 
-CRD_FILE = Path(__file__).resolve().parents[2] / "crds" / FILE_NAME
+CRDS = Path(__file__).resolve().parents[2] / "crds"
 FORBIDDEN = {"$ref", "$defs", "title", "patternProperties", "propertyNames", "const", "prefixItems", "oneOf", "allOf"}
 
 
@@ -28,22 +36,29 @@ def _nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, A
             yield from _nodes(schema[key], f"{path}[{key}]")
 
 
-def _fields() -> list[tuple[str, dict[str, Any]]]:
-    root = _version()["schema"]["openAPIV3Schema"]
+def _fields(of: Definition = MODEL_SERVES) -> list[tuple[str, dict[str, Any]]]:
+    root = custom_resource_definition(of=of)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return [node for part in ("spec", "status") for node in _nodes(root["properties"][part], part)]
 
 
+def _all_fields() -> list[tuple[str, dict[str, Any]]]:
+    return [node for each in DEFINITIONS for node in _fields(each)]
+
+
 def test_the_file_is_the_generated_one() -> None:
-    assert CRD_FILE.read_text() == crd_yaml()
+    for each in DEFINITIONS:
+        assert (CRDS / each.file_name).read_text() == crd_yaml(each)
 
 
 def test_write_crd_makes_the_directory(tmp_path: Path) -> None:
-    written = write_crd(tmp_path / "new")
-    assert yaml.safe_load(written.read_text()) == custom_resource_definition()
+    written = list(write_crds(tmp_path / "new"))
+    assert [yaml.safe_load(each.read_text()) for each in written] == [
+        custom_resource_definition(of=each) for each in DEFINITIONS
+    ]
 
 
 def test_the_schema_is_structural() -> None:
-    for path, node in _fields():
+    for path, node in _all_fields():
         assert not FORBIDDEN & set(node), path
         if node.get("x-kubernetes-int-or-string"):
             assert "type" not in node, path
@@ -54,12 +69,12 @@ def test_the_schema_is_structural() -> None:
 
 
 def test_every_field_is_described() -> None:
-    items = [path for path, node in _fields() if "description" not in node and not path.endswith("]")]
+    items = [path for path, node in _all_fields() if "description" not in node and not path.endswith("]")]
     assert items == []
 
 
 def test_everything_is_bounded() -> None:
-    for path, node in _fields():
+    for path, node in _all_fields():
         kind = node.get("type")
         if kind == "string":
             assert "maxLength" in node or "enum" in node, path
@@ -113,7 +128,7 @@ def test_lists_that_are_maps_have_required_keys() -> None:
 
 def test_cross_field_rules_are_in_cel() -> None:
     ruled = {path for path, node in _fields() if "x-kubernetes-validations" in node}
-    parts = ("capacityBuffer", "context", "drafter", "engine", "kvCache", "pod.resources", "rollout")
+    parts = ("adapters", "capacityBuffer", "context", "drafter", "engine", "kvCache", "pod.resources", "rollout")
     assert ruled == {"spec", *(f"spec.{part}" for part in parts)}
 
 
@@ -129,3 +144,15 @@ def test_scale_and_columns() -> None:
         "Model", "GPU", "TP", "MaxLen", "KV", "Pods", "Ready", "Reason", "Age",
     ]  # fmt: skip
     assert {"Plan", "URL", "Waits"} <= {name for name, priority in columns if priority == 1}
+
+
+def test_an_adapters_schema_says_who_serves_it_and_what() -> None:
+    version = custom_resource_definition(of=MODEL_ADAPTERS)["spec"]["versions"][0]
+    assert version["subresources"] == {"status": {}}, "nothing of it scales"
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert spec["required"] == ["modelRef", "uri"]
+    assert (spec["properties"]["rollout"]["default"], spec["properties"]["pin"]["default"]) == ({}, False)
+    messages = [each["message"] for each in spec["x-kubernetes-validations"]]
+    assert [each.split()[0] for each in messages] == ["modelRef", "servedName", "revision"]
+    columns = [each["name"] for each in version["additionalPrinterColumns"] if each["priority"] == 0]
+    assert columns == ["Model", "Served", "Rank", "Workers", "Ready", "Reason", "Age"]

@@ -4,6 +4,11 @@
 - {apiGroups: [serving.modelserve.dev], resources: [modelserves/status], verbs: [patch]}
 # blockOwnerDeletion is only admitted to those who may update the owner's finalizers; none is ever set.
 - {apiGroups: [serving.modelserve.dev], resources: [modelserves/finalizers], verbs: [update]}
+# Patched are finalizers: workers finish what they answer with an adapter before it goes.
+- {apiGroups: [serving.modelserve.dev], resources: [modeladapters], verbs: [get, list, watch, patch]}
+- {apiGroups: [serving.modelserve.dev], resources: [modeladapters/status], verbs: [patch]}
+# Which namespaces' ModelAdapters may refer to ModelServes of this one.
+- {apiGroups: [gateway.networking.k8s.io], resources: [referencegrants], verbs: [list, watch]}
 - {apiGroups: [apps], resources: [deployments, controllerrevisions], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [""], resources: [configmaps], verbs: [get, list, watch, create, patch, delete]}
@@ -26,6 +31,10 @@
 - {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}
 - {apiGroups: [""], resources: [events], verbs: [list, create]}
 {{- if eq .Values.workerAccess "api-proxy" }}
-- {apiGroups: [""], resources: [pods/proxy], verbs: [get]}
+- {apiGroups: [""], resources: [pods/proxy], verbs: [get, update]}
+{{- end }}
+{{- if .Values.adapters.secrets }}
+# Tokens that ModelAdapters name for private repositories.
+- {apiGroups: [""], resources: [secrets], verbs: [get]}
 {{- end }}
 {{- end -}}

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from modelserve.api.schema_types import ASKED, ApiModel, Generation, camel
+from modelserve.api.schema_types import ASKED, MAX_NAME_LENGTH, NAME_PATTERN, ApiModel, Generation, camel
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import ModelServeStatus
 from modelserve.api.unknown_fields import without_unknown
@@ -24,8 +24,6 @@ SINGULAR = "modelserve"
 SHORT_NAMES = ("ms",)
 CATEGORIES = ("serving",)
 
-MAX_NAME_LENGTH = 40  # a Service name is a DNS label of 63; children are NAME-HASH, pods add 17 more, Jobs a suffix
-NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MESSAGE = (
     f"metadata.name must be at most {MAX_NAME_LENGTH} characters, start with a letter and hold only "
     "lower-case letters, digits and '-': it names a Service"

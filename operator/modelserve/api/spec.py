@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.drafter import DrafterSpec
 from modelserve.api.gateway import GatewaySpec
+from modelserve.api.model_adapter import AdaptersSpec
 from modelserve.api.model_source import ModelSource, SecretKeyRef
 from modelserve.api.plan_policy import PlanSpec
 from modelserve.api.pod import PodOverrides
@@ -305,6 +306,9 @@ class ModelServeSpec(ApiModel):
     parallelism: ParallelismSpec | None = Field(default=None, description="Spread over GPUs.")
     engine: EngineSpec | None = Field(default=None, description="Scheduler settings.")
     kv_cache: KVCacheSpec | None = Field(default=None, description="Key/value cache settings.")
+    adapters: AdaptersSpec | None = Field(
+        default=None, description="Room for LoRA adapters, ModelAdapter objects; left out: none are served."
+    )
     accelerators: AcceleratorsSpec | None = Field(default=None, description="Accelerators that may be used.")
     storage: StorageSpec | None = Field(default=None, description="Cache of hf:// downloads.")
     plan: PlanSpec = Field(default=PlanSpec(), description="What happens with a plan.")

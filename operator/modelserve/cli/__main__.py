@@ -11,7 +11,7 @@ from pathlib import Path
 from modelserve import __version__
 from modelserve.cli.adapter_command import run_adapter
 from modelserve.cli.plan_command import EXIT_BAD_INPUT, PlanOptions, run_plan
-from modelserve.crd import crd_yaml
+from modelserve.crd import crds_yaml
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.inspection import inspect_assistant, inspect_checkpoint
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "adapter":
             print(run_adapter(Path(arguments.directory), arguments.model, arguments.output), flush=True)
             return 0
-        print(crd_yaml(), end="", flush=True)
+        print(crds_yaml(), end="", flush=True)
     except InvalidInput as error:
         print(f"modelserve: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT

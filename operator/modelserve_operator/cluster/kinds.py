@@ -34,6 +34,7 @@ class ResourceKind:
 
 
 MODEL_SERVE = ResourceKind(labels.GROUP, "v1alpha1", "modelserves", "ModelServe", owned=False)
+MODEL_ADAPTER = ResourceKind(labels.GROUP, "v1alpha1", "modeladapters", "ModelAdapter", owned=False)
 NODE = ResourceKind("", "v1", "nodes", "Node", namespaced=False, owned=False)
 DEPLOYMENT = ResourceKind("apps", "v1", "deployments", "Deployment")
 CONTROLLER_REVISION = ResourceKind("apps", "v1", "controllerrevisions", "ControllerRevision")
@@ -55,11 +56,12 @@ CAPACITY_BUFFER = ResourceKind("autoscaling.x-k8s.io", "v1beta1", "capacitybuffe
 CAPACITY_BUFFER_ALPHA = ResourceKind("autoscaling.x-k8s.io", "v1alpha1", "capacitybuffers", "CapacityBuffer")
 HTTP_ROUTE = ResourceKind("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
 INFERENCE_POOL = ResourceKind("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
+REFERENCE_GRANT = ResourceKind("gateway.networking.k8s.io", "v1beta1", "referencegrants", "ReferenceGrant", owned=False)
 
 DEFINITION = ResourceKind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False, owned=False
 )
-SECRET = ResourceKind("", "v1", "secrets", "Secret", owned=False)  # the webhook's own
+SECRET = ResourceKind("", "v1", "secrets", "Secret", owned=False)  # of the webhook, the operator, adapters
 WEBHOOK_CONFIGURATION = ResourceKind(
     "admissionregistration.k8s.io",
     "v1",
@@ -81,6 +83,8 @@ OPTIONAL = (
     CAPACITY_BUFFER_ALPHA,
     HTTP_ROUTE,
     INFERENCE_POOL,
+    MODEL_ADAPTER,  # an operator may be newer than the cluster's CRDs
+    REFERENCE_GRANT,
 )
 """Not every cluster has these kinds, nor has every operator leave to read them."""
 
@@ -99,6 +103,9 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule(labels.GROUP, "modelserves", verbs=("get", *_WATCH)),
     _rule(labels.GROUP, "modelserves/status", verbs=("patch",)),
     _rule(labels.GROUP, "modelserves/finalizers", verbs=("update",)),
+    _rule(labels.GROUP, "modeladapters", verbs=("get", *_WATCH, "patch")),
+    _rule(labels.GROUP, "modeladapters/status", verbs=("patch",)),
+    _rule(REFERENCE_GRANT.group, REFERENCE_GRANT.plural, verbs=_WATCH),
     _rule("apps", "deployments", "controllerrevisions", verbs=(*_APPLY, "delete")),
     _rule("batch", "jobs", verbs=(*_APPLY, "delete")),
     _rule("", "configmaps", verbs=(*_APPLY, "delete")),
@@ -117,16 +124,20 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
 )
 """RBAC rules in the watched namespaces."""
 
-API_PROXY_RULES: tuple[dict[str, Any], ...] = (_rule("", "pods/proxy", verbs=("get",)),)
+API_PROXY_RULES: tuple[dict[str, Any], ...] = (_rule("", "pods/proxy", verbs=("get", "update")),)
 """The same, with worker access api-proxy."""
+
+ADAPTER_SECRET_RULES: tuple[dict[str, Any], ...] = (_rule("", "secrets", verbs=("get",)),)
+"""The same, where ModelAdapters may name Secrets."""
 
 OWN_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "configmaps", verbs=("get", "create", "patch")),
     _rule("coordination.k8s.io", "leases", verbs=("get", "create", "update")),
+    _rule("", "secrets", verbs=("get", "patch")),
     _rule("", "events", verbs=("create",)),
 )
-"""RBAC rules in the operator's own namespace: what was learned about memory, the user's accelerators, the election, and
-Events about what administrators should know.
+"""RBAC rules in the operator's own namespace: what was learned about memory, the user's accelerators, the election, the
+key by which workers know it, and Events about what administrators should know.
 """
 
 CLUSTER_RULES: tuple[dict[str, Any], ...] = (

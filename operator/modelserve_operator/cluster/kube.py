@@ -20,6 +20,9 @@ Body = Mapping[str, Any]
 PAGE_SIZE = 200  # objects; a page is held whole, and parsing it keeps everything else waiting
 READ_TIMEOUT_SECONDS = 60.0
 WORKER_TIMEOUT_SECONDS = 5.0
+KEY_HEADER = "X-Api-Key"  # not Authorization: the API server takes that for its own, and passes none on
+NO_HEADERS: Mapping[str, str] = {}
+_OF_WORKERS = frozenset({400, 401, 404, 405, 409, 413, 422})  # through the API server: 403 is its own
 
 
 class KubeError(Exception):
@@ -32,6 +35,14 @@ class KubeError(Exception):
 
 class WorkerUnreachableError(Exception):
     """A worker pod did not answer; it may well do so later."""
+
+
+class WorkerRefusedError(Exception):
+    """A worker answered that it will not; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Kube(Protocol):
@@ -75,6 +86,12 @@ class Kube(Protocol):
 
     async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
         """GET `path` from a worker pod's http port. Raises WorkerUnreachableError."""
+
+    async def manage_worker(self, pod: Body, path: str, *, key: str, body: Body | None = None) -> dict[str, Any]:
+        """GET `path` from a worker pod's http port, or PUT `body` there, with the operator's key for it.
+
+        Raises WorkerUnreachableError, and WorkerRefusedError for an HTTP status of 400 to 499.
+        """
 
 
 class ClusterKube:
@@ -188,17 +205,34 @@ class ClusterKube:
         return page.get("items") or []
 
     async def read_worker(self, pod: Body, path: str) -> dict[str, Any]:
+        try:
+            return await self._of_worker(pod, path, headers={}, body=None)
+        except WorkerRefusedError as error:
+            raise WorkerUnreachableError(f"{pod['metadata']['name']}{path}: {error.status}: {error}") from error
+
+    async def manage_worker(self, pod: Body, path: str, *, key: str, body: Body | None = None) -> dict[str, Any]:
+        return await self._of_worker(pod, path, headers={KEY_HEADER: key}, body=body)
+
+    async def _of_worker(
+        self, pod: Body, path: str, *, headers: Mapping[str, str], body: Body | None
+    ) -> dict[str, Any]:
         metadata, port = pod["metadata"], 8000
+        method = "GET" if body is None else "PUT"
         try:
             if self._through_api_proxy:
                 name = f"{metadata['name']}:{port}"
                 proxy = POD.path(metadata["namespace"], name, subresource="proxy")
-                return await self._request("GET", POD, proxy + path)
-            async with self._workers.get(f"http://{pod['status']['podIP']}:{port}{path}") as response:
+                return await self._request(method, POD, proxy + path, body=body, headers=headers)
+            url = f"http://{pod['status']['podIP']}:{port}{path}"
+            async with self._workers.request(method, url, headers=headers, json=body) as response:
+                if 400 <= response.status < 500:
+                    raise WorkerRefusedError(response.status, _status_message(await response.read()))
                 response.raise_for_status()
                 document: dict[str, Any] = await response.json()
                 return document
         except (KubeError, aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            if isinstance(error, KubeError) and error.status in _OF_WORKERS:
+                raise WorkerRefusedError(error.status, str(error)) from error
             raise WorkerUnreachableError(f"{metadata['name']}{path}: {error!r}") from error
 
     async def _request(
@@ -210,16 +244,17 @@ class ClusterKube:
         query: Sequence[tuple[str, str]] = (),
         body: Body | Sequence[Body] | None = None,
         content_type: str = "application/json",
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> dict[str, Any]:
         metrics.API_REQUESTS.labels(method, kind.kind).inc()
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        every = {"Accept": "application/json", "Content-Type": content_type, **headers}
         parameters = [(key, value) for key, value in query if value]
         request = await self._client.param_serialize(
-            method, path, query_params=parameters, header_params=headers, auth_settings=["BearerToken"]
+            method, path, query_params=parameters, header_params=every, auth_settings=["BearerToken"]
         )
-        method, url, headers, _, _ = request
+        method, url, every, _, _ = request
         try:  # the body is JSON already: the client would look at every value of a status for objects of its own
-            response = await self._client.call_api(method, url, headers, body, _request_timeout=READ_TIMEOUT_SECONDS)
+            response = await self._client.call_api(method, url, every, body, _request_timeout=READ_TIMEOUT_SECONDS)
             text: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, TimeoutError) as error:
             raise KubeError(0, f"{method} {path}: no answer from the API server: {error!r}") from error
@@ -230,8 +265,9 @@ class ClusterKube:
 
 
 def _status_message(text: bytes) -> str:
-    """The message of a metav1.Status, else the first 300 characters of what came instead."""
+    """The message of a metav1.Status or of an error in OpenAI's shape, else the first 300 characters of the answer."""
     try:
-        return str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
+        document = json.loads(text)
+        return str((document.get("error") or document)["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return text[:300].decode(errors="replace")

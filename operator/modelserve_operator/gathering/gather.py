@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +40,7 @@ from modelserve_operator.cluster.kube import Kube, KubeError
 from modelserve_operator.cluster.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.gathering.causes import Causes
 from modelserve_operator.gathering.claims import ClaimModes
+from modelserve_operator.gathering.heard import NOTHING, Heard, heard_of
 from modelserve_operator.gathering.pending_pods import PendingPods
 from modelserve_operator.inventory.pools import WELL_KNOWN, Inventory, PassingTaints
 from modelserve_operator.inventory.supply import Supply
@@ -55,17 +56,6 @@ from modelserve_operator.rollout.fleet import Member, members
 
 logger = logging.getLogger(__name__)
 Body = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What one event, or one LIST, may concern: single ModelServes, and the supply that all plans are made from."""
-
-    keys: frozenset[Key] = frozenset()
-    supply: bool = False
-
-
-NOTHING = Heard()
 
 
 class Gatherer:
@@ -99,10 +89,10 @@ class Gatherer:
         self._fleet: tuple[tuple[int, ...], dict[Key, Member]] | None = None  # with the changes that it was made after
         self._supply = Supply()
         self._supply_changed = True
+        self.gone: Callable[[str], None] = _nobody  # called with the uid of a pod that is
         self.heard_version: dict[ResourceKind, int] = {}  # newest resourceVersion that a watch event brought
         self.heard_events: Counter[ResourceKind] = Counter()  # watch events so far
-        self._listed_keys: set[Key] = set()  # that LISTs have shown since the last pass that went through
-        self._listed_supply = False  # likewise
+        self._listed = NOTHING  # what LISTs have shown since the last pass that went through
         self._heard_since: set[tuple[ResourceKind, ObjectKey]] = set()  # the last LIST was asked for
 
     async def relist(self) -> tuple[Heard, dict[ResourceKind, int]]:
@@ -134,8 +124,7 @@ class Gatherer:
             raise failed
         shared, _ = await self.pulse()
         self._supply_changed = True
-        listed = Heard(frozenset(self._listed_keys), self._listed_supply or shared.supply)
-        self._listed_keys, self._listed_supply = set(), False
+        listed, self._listed = self._listed | shared, NOTHING
         return listed, newest
 
     async def _relist(self, kind: ResourceKind) -> int:
@@ -147,9 +136,7 @@ class Gatherer:
 
         def note(body: Body, *, deleted: bool) -> None:
             if (kind, key_of(body)) not in self._heard_since:
-                heard = self.note(kind, body, deleted=deleted)
-                self._listed_keys |= heard.keys
-                self._listed_supply |= heard.supply
+                self._listed |= self.note(kind, body, deleted=deleted)
 
         async for body in self._list(kind):
             version = max(version, version_of(body))
@@ -235,12 +222,10 @@ class Gatherer:
             self._store.remove(kind, body)
             if kind is POD:
                 self.reports.forget(body["metadata"]["uid"])
+                self.gone(body["metadata"]["uid"])
         elif not self._store.put(kind, body):
             return NOTHING
-        if kind is MODEL_SERVE:
-            return Heard(frozenset({self._key(body)}))
-        owner = labels.label_of(body, labels.NAME)
-        return Heard(frozenset({Key(body["metadata"]["namespace"], owner)})) if owner else NOTHING
+        return heard_of(kind, body)
 
     async def observe(self, key: Key) -> Observed | None:
         """Everything that bears on one ModelServe; None when it is gone. Raises KubeError."""
@@ -386,6 +371,10 @@ class Gatherer:
     @staticmethod
     def _key(body: Body) -> Key:
         return Key(body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def _nobody(_: str) -> None:
+    """Until somebody listens."""
 
 
 def _orphan_of(body: Body, name: str) -> bool:

@@ -39,6 +39,7 @@ PORT = 8000
 CONFIG_PATH = "/etc/modelserve"
 API_KEY_PATH = "/etc/modelserve-api-key"
 API_KEY_FILE = "api-key"
+ADAPTERS_PATH = "/etc/modelserve-adapters"
 
 READINESS_PERIOD_SECONDS = 2
 READINESS_FAILURES = 3
@@ -106,6 +107,8 @@ def worker_template(
     if spec.engine is not None and spec.engine.kv_events_port:
         serve["ports"].append({"name": "kv-events", "containerPort": spec.engine.kv_events_port, "protocol": "TCP"})
         serve["env"].append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    if spec.adapters is not None:
+        _mount_adapters(pod, serve, name)
     if spec.api_key_secret_ref is not None:
         _mount_api_key(pod, serve, spec.api_key_secret_ref)
     serve["env"] = environment(extra.get("env") or [], [*serve["env"], {"name": "HF_HUB_OFFLINE", "value": "1"}])
@@ -199,6 +202,14 @@ def _mount_api_key(pod: dict[str, Any], worker: dict[str, Any], secret: SecretKe
     pod["volumes"].append({"name": "api-key", "secret": {"secretName": secret.name, "items": items}})
     worker["volumeMounts"].append({"name": "api-key", "mountPath": API_KEY_PATH, "readOnly": True})
     worker["env"].append({"name": "MODELSERVE_API_KEY_FILE", "value": f"{API_KEY_PATH}/{API_KEY_FILE}"})
+
+
+def _mount_adapters(pod: dict[str, Any], worker: dict[str, Any], name: str) -> None:
+    """Which adapters to serve, for a worker that starts while no operator runs, and the digest of the operator's key.
+    Both change without a new pod, and may not be there yet."""
+    pod["volumes"].append({"name": "adapters", "configMap": {"name": labels.adapters_name(name), "optional": True}})
+    worker["volumeMounts"].append({"name": "adapters", "mountPath": ADAPTERS_PATH, "readOnly": True})
+    worker["env"].append({"name": "MODELSERVE_ADAPTERS_DIR", "value": ADAPTERS_PATH})
 
 
 def _probes(weight_bytes: int) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
@@ -22,6 +24,12 @@ WATCH_EVENTS = Counter("modelserve_operator_watch_events", "Watch events receive
 LEADER = Gauge(
     "modelserve_operator_leader", "1: this operator reconciles; 0: it waits for another one's lease.", registry=REGISTRY
 )
+ADAPTERS = Gauge(
+    "modelserve_operator_adapters",
+    "ModelAdapters that refer to a ModelServe: there, and ready, which all of its workers serve as their specs say.",
+    ["namespace", "name", "state"],
+    registry=REGISTRY,
+)
 HALTED_MOVES = Gauge(
     "modelserve_operator_halted_moves",
     "ModelServes that do not move to the newer worker because it fails where it was tried.",
@@ -34,3 +42,16 @@ REVIEW_SECONDS = Histogram(
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
     registry=REGISTRY,
 )
+
+
+def show_adapters(key: tuple[str, str], there: int, ready: int) -> None:
+    """Of one ModelServe."""
+    for state, count in (("there", there), ("ready", ready)):
+        ADAPTERS.labels(*key, state).set(count)
+
+
+def forget_adapters(key: tuple[str, str]) -> None:
+    """No adapter refers to the ModelServe any more."""
+    for state in ("there", "ready"):
+        with contextlib.suppress(KeyError):
+            ADAPTERS.remove(*key, state)

@@ -121,7 +121,7 @@ class Applier:
         if not wrong:
             raise UnfitError(kind, key_of(live)[1], error) from error
         try:
-            await self._patch(kind, live, [each.operation() for each in wrong])
+            await self.patch(kind, live, [each.operation() for each in wrong])
             return await self._write(kind, desired)
         except KubeError as second:
             if second.status != UNPROCESSABLE:
@@ -138,7 +138,7 @@ class Applier:
             self._admitted.note(live, digest)
             return
         pointer = labels.ADMITTED.replace("~", "~0").replace("/", "~1")
-        await self._patch(kind, live, [{"op": "add", "path": f"/metadata/annotations/{pointer}", "value": digest}])
+        await self.patch(kind, live, [{"op": "add", "path": f"/metadata/annotations/{pointer}", "value": digest}])
         self._admitted.note(live, digest)  # where the child has changed meanwhile, the next pass comes here again
         namespace, name = key_of(live)
         (owner,) = (each for each in live["metadata"]["ownerReferences"] if each["kind"] == MODEL_SERVE.kind)
@@ -179,11 +179,11 @@ class Applier:
     async def annotate(self, kind: ResourceKind, live: Body, key: str, value: str) -> None:
         """Set an annotation of a child. Raises KubeError 409 when it changed meanwhile."""
         annotations = {**(live["metadata"].get("annotations") or {}), key: value}
-        await self._patch(kind, live, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
+        await self.patch(kind, live, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
 
     async def renumber(self, live: Body, number: int) -> None:
         """Make a ControllerRevision the one that was committed last. Raises KubeError 409 when it changed meanwhile."""
-        await self._patch(CONTROLLER_REVISION, live, [{"op": "add", "path": "/revision", "value": number}])
+        await self.patch(CONTROLLER_REVISION, live, [{"op": "add", "path": "/revision", "value": number}])
 
     def _is_what_we_want(self, live: Body, desired: Body) -> bool:
         """Whether we last applied just this; somebody may have taken our annotation away."""
@@ -216,7 +216,7 @@ class Applier:
     async def adopt(self, kind: ResourceKind, orphan: Body, owner: Body) -> None:
         """Make a child that has no owner any more a child of `owner`, an owner reference. Raises KubeError."""
         operation = {"op": "add", "path": "/metadata/ownerReferences", "value": [owner]}
-        await self._patch(kind, orphan, [operation])
+        await self.patch(kind, orphan, [operation])
         logger.info("adopted %s %s/%s", kind.kind, *key_of(orphan))
 
     async def _correct(self, kind: ResourceKind, live: Body, desired: Body) -> Body:
@@ -226,7 +226,7 @@ class Applier:
             if not wrong:
                 return live
             try:
-                stored = await self._patch(kind, live, [each.operation() for each in wrong])
+                stored = await self.patch(kind, live, [each.operation() for each in wrong])
             except KubeError as error:
                 now = self._store.get(kind, *key_of(live))
                 if error.status != 409 or now is None or not tries_left:
@@ -238,7 +238,7 @@ class Applier:
                 return stored
         return live
 
-    async def _patch(
+    async def patch(
         self, kind: ResourceKind, live: Body, operations: list[dict[str, Any]], *, subresource: str | None = None
     ) -> Body:
         """Patch the object in the very state it was seen in. Raises KubeError 409 when it has changed since."""
@@ -276,7 +276,7 @@ class Applier:
             return
         kept = {key: value for key, value in (pod["metadata"].get("annotations") or {}).items() if key not in changes}
         annotations = {**kept, **{key: value for key, value in changes.items() if value is not None}}
-        await self._patch(POD, pod, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
+        await self.patch(POD, pod, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
 
     async def apply_shared(self, kind: ResourceKind, body: Body) -> Body:
         """Apply an object that no ModelServe owns, unless it is so already; returns it as it is stored.
@@ -323,7 +323,7 @@ class Applier:
         self._statuses.turn(key, live, now)
         try:
             operation = {"op": "add", "path": "/status", "value": whole}
-            await self._patch(MODEL_SERVE, model_serve, [operation], subresource="status")
+            await self.patch(MODEL_SERVE, model_serve, [operation], subresource="status")
         except KubeError as error:
             if error.status == 404:  # deleted: its own event brings us back
                 return False

@@ -17,8 +17,8 @@ from typing import Any
 from localcluster.processes import Process, free_ports, spawn
 from localcluster.settings import OPERATOR_USER, ClusterError, Layout
 from localcluster.target import Target
-from modelserve_operator.cluster.kinds import CLUSTER_RULES, NAMESPACED_RULES
-from modelserve_operator.settings import DEFAULT_NAMESPACE
+from modelserve_operator.cluster.kinds import CLUSTER_RULES, NAMESPACED_RULES, OWN_RULES
+from modelserve_operator.settings import DEFAULT_NAMESPACE, Settings
 
 RECONCILES = "modelserve_operator_reconciles_total{"
 _OF_ONE = re.compile(r'modelserve_condition\{name="([^"]+)",namespace="([^"]+)"')
@@ -116,7 +116,13 @@ def permissions() -> tuple[dict[str, Any], ...]:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR_USER},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
     }
-    return namespace, role, binding
+    keys = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}  # as the chart makes it, empty
+    named = {"name": Settings.model_fields["management_secret"].default, "namespace": DEFAULT_NAMESPACE}
+    own = {**role, "kind": "Role", "metadata": {"name": OPERATOR_USER, "namespace": DEFAULT_NAMESPACE}}
+    own["rules"] = [rule for rule in OWN_RULES if rule["resources"] == ["secrets"]]
+    bound = {**binding, "kind": "RoleBinding", "metadata": own["metadata"]}
+    bound["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": OPERATOR_USER}
+    return namespace, role, binding, {**keys, "metadata": named}, own, bound
 
 
 def start_rival(target: Target) -> Process:
