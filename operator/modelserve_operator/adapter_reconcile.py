@@ -51,6 +51,7 @@ class AdapterReconciler:
             return 0.0  # those that are held are other objects now, which are decided on anew
         decision = decision.without(not_held).without_takeovers(await writer.report())
         await writer.write_set(decision)
+        await writer.write_rewrite(decision)
         refused = await self._tell(decision)
         await writer.release()
         metrics.show_adapters(key, len(snapshot.adapters), sum(each.ready_on(snapshot) for each in decision.taken))

@@ -83,6 +83,7 @@ class AdapterFleet:
         self.cluster, self.limit = cluster, limit
         self.workers: dict[str, AdapterWorker] = {}
         self.broken: dict[str, str] = {}  # address -> state that it ends in
+        self.version_names = False  # whether they take NAME@ID for a version
         cluster.manage = self.manage
 
     def manage(self, name: str, path: str, key: str, body: Body | None) -> Body:
@@ -91,7 +92,8 @@ class AdapterFleet:
         if not worker.reachable:
             raise WorkerUnreachableError(f"{name}{path}")
         self._check(name, key)
-        return worker.get(self.broken) if body is None else worker.put(body)
+        answer = worker.get(self.broken) if body is None else worker.put(body)
+        return {**answer, "versionNames": True} if self.version_names else answer
 
     def _check(self, name: str, key: str) -> None:
         (pod,) = (each for each in self.cluster.of(POD) if each["metadata"]["name"] == name)

@@ -15,7 +15,17 @@ from modelserve.api.model_adapter import ModelAdapterSpec
 from modelserve.errors import InvalidInput
 from modelserve_operator.adapters.versions import Version
 from modelserve_operator.allowed import AllowRule
-from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_ADAPTER, MODEL_SERVE, POD, REFERENCE_GRANT, SECRET
+from modelserve_operator.cluster.kinds import (
+    CONFIG_MAP,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    MODEL_ADAPTER,
+    MODEL_REWRITE,
+    MODEL_SERVE,
+    POD,
+    REFERENCE_GRANT,
+    SECRET,
+)
 from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.settings import Settings
 
@@ -418,3 +428,31 @@ def _always_serves(fleet: AdapterFleet, served: bool) -> None:
     """Whoever asked before can go on: on every worker versions that are Ready have all of the weight."""
     if served:
         assert {sum(worker.weights("legal").values()) for worker in fleet.workers.values()} == {100}
+
+
+def test_an_endpoint_picker_splits_where_workers_know_versions_by_name(fleet, world) -> None:
+    world.serve(HTTP_ROUTE, INFERENCE_POOL, MODEL_REWRITE)
+    gateway = {"parentRefs": [{"name": "public"}], "endpointPicker": {"name": "picker", "port": 9002}}
+    world.edit("tiny", gateway=gateway)
+    _create(world, "legal")
+    edit(world, "legal", uri="hf://team/legal-2", rollout={"weight": 30})
+    wait(world)
+    assert ready(world, "legal") == ("True", "Shared")
+    assert world.cluster.of(MODEL_REWRITE) == [], "the workers split alone"
+    fleet.version_names = True
+    wait(world, seconds=61.0, times=2)
+    (rewrite,) = world.cluster.of(MODEL_REWRITE)
+    (pool,) = world.cluster.of(INFERENCE_POOL)
+    assert rewrite["spec"]["poolRef"]["name"] == pool["metadata"]["name"]
+    (rule,) = rewrite["spec"]["rules"]
+    assert rule["matches"] == [{"model": {"type": "Exact", "value": "legal"}}]
+    status = shown(world, "legal")
+    named = {f"legal@{status[field]['id']}": status[field]["weight"] for field in ("activeVersion", "nextVersion")}
+    assert {each["modelRewrite"]: each["weight"] for each in rule["targets"]} == named
+    assert sorted(named.values()) == [30, 70]
+    world.rest()
+    wait(world, seconds=61.0, times=2)
+    assert world.rest() == []
+    edit(world, "legal", rollout={"weight": 100})
+    wait(world)
+    assert world.cluster.of(MODEL_REWRITE) == []

@@ -49,6 +49,14 @@ NOT_OF_EVERY_SUITE = {  # rules for what happens seldom, and in no test of this 
     ("resource.k8s.io", "resourceclaims", "get"),  # where a pod waits for devices that a rollout would give up
     *(("gateway.networking.k8s.io", "httproutes", verb) for verb in ("get", "watch", "patch", "delete")),
     *(("inference.networking.k8s.io", "inferencepools", verb) for verb in ("get", "watch", "patch", "delete")),
+    *(
+        ("inference.networking.x-k8s.io", "inferencemodelrewrites", verb)
+        for verb in ("get", "watch", "patch", "delete")
+    ),
+    ("gateway.networking.k8s.io", "referencegrants", "watch"),  # likewise
+    *(("serving.modelserve.dev", "modeladapters", verb) for verb in ("get", "patch")),
+    ("serving.modelserve.dev", "modeladapters/status", "patch"),
+    *(("", "secrets", verb) for verb in ("get", "patch")),  # the operator's own, of adapters
     ("", "pods", "patch"),  # where a node is drained under onEviction SurgeFirst
     ("", "pods", "get"),  # where one has changed while it was to be patched
     ("", "events", "list"),  # where a pod hangs before its containers begin, or a Job gets none

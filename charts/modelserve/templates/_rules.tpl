@@ -25,6 +25,8 @@
 # Of spec.gateway.
 - {apiGroups: [gateway.networking.k8s.io], resources: [httproutes], verbs: [get, list, watch, create, patch, delete]}
 - {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch, create, patch, delete]}
+# Of adapters whose new version answers a part of the requests.
+- {apiGroups: [inference.networking.x-k8s.io], resources: [inferencemodelrewrites], verbs: [get, list, watch, create, patch, delete]}
 # Patched are annotations: which worker goes first, and which of them autoscalers spare.
 - {apiGroups: [""], resources: [pods], verbs: [get, list, watch, patch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}

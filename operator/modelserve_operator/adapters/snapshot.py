@@ -68,6 +68,11 @@ def loaded_of(document: object) -> tuple[Loaded, ...]:
         raise ValueError(f"its answer: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
+def names_versions(document: object) -> bool:
+    """Whether the worker that gave this answer takes NAME@ID for a version."""
+    return isinstance(document, Mapping) and document.get("versionNames") is True
+
+
 @dataclass(frozen=True)
 class Problem:
     """Why a worker does not serve what it should: reason in one word, message for people."""
@@ -87,6 +92,7 @@ class AdapterWorker:
     loaded: tuple[Loaded, ...] | None = None
     took: str | None = None
     problem: Problem | None = None
+    names_versions: bool = False  # it answers requests for NAME@ID with that version
 
     @property
     def counts(self) -> bool:
@@ -172,6 +178,8 @@ class AdapterSnapshot:
     workers: tuple[AdapterWorker, ...] = ()
     grants: tuple[Body, ...] = ()  # ReferenceGrants of the ModelServe's namespace
     grants_served: bool = False
+    rewrite: Body | None = None  # the InferenceModelRewrite of the ModelServe, where that is ours
+    rewrites_served: bool = False
     config_map: Body | None = None  # the set as it is written for workers that start
     key_digest: str = ""  # SHA-256 of the key that workers take sets by
     now: datetime = field(default=datetime.min)

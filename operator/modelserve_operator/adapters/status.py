@@ -52,7 +52,8 @@ def status_of(adapter: Adapter, decision: AdapterDecision) -> dict[str, Any]:
         return _with_conditions(_kept(adapter), adapter, finding, None, snapshot)
     refusal = decision.refused.get(adapter.uid)
     if refusal is not None:
-        finding = Finding(False, refusal.reason, refusal.message, stalled=True)
+        coming = refusal.reason is AdapterReason.MODEL_NOT_FOUND  # as a pipeline may bring it after the adapter
+        finding = Finding(False, refusal.reason, refusal.message, stalled=not coming)
         kept = _kept(adapter) if refusal.held else {"servedName": adapter.served_name}
         return _with_conditions({**kept, "observedGeneration": generation}, adapter, finding, refusal, snapshot)
     (taken,) = (each for each in decision.taken if each.adapter.uid == adapter.uid)

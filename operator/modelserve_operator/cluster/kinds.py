@@ -56,6 +56,9 @@ CAPACITY_BUFFER = ResourceKind("autoscaling.x-k8s.io", "v1beta1", "capacitybuffe
 CAPACITY_BUFFER_ALPHA = ResourceKind("autoscaling.x-k8s.io", "v1alpha1", "capacitybuffers", "CapacityBuffer")
 HTTP_ROUTE = ResourceKind("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
 INFERENCE_POOL = ResourceKind("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
+MODEL_REWRITE = ResourceKind(
+    "inference.networking.x-k8s.io", "v1alpha2", "inferencemodelrewrites", "InferenceModelRewrite"
+)
 REFERENCE_GRANT = ResourceKind("gateway.networking.k8s.io", "v1beta1", "referencegrants", "ReferenceGrant", owned=False)
 
 DEFINITION = ResourceKind(
@@ -85,6 +88,7 @@ OPTIONAL = (
     INFERENCE_POOL,
     MODEL_ADAPTER,  # an operator may be newer than the cluster's CRDs
     REFERENCE_GRANT,
+    MODEL_REWRITE,
 )
 """Not every cluster has these kinds, nor has every operator leave to read them."""
 
@@ -117,6 +121,7 @@ NAMESPACED_RULES: tuple[dict[str, Any], ...] = (
     _rule(RESOURCE_CLAIM.group, RESOURCE_CLAIM.plural, verbs=("get",)),
     _rule(HTTP_ROUTE.group, HTTP_ROUTE.plural, verbs=(*_APPLY, "delete")),
     _rule(INFERENCE_POOL.group, INFERENCE_POOL.plural, verbs=(*_APPLY, "delete")),
+    _rule(MODEL_REWRITE.group, MODEL_REWRITE.plural, verbs=(*_APPLY, "delete")),
     _rule("", "pods", verbs=("get", *_WATCH, "patch")),
     _rule(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verbs=_WATCH),
     _rule("", "persistentvolumeclaims", verbs=("get",)),
@@ -176,6 +181,7 @@ ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     (CLAIM_TEMPLATE.group, CLAIM_TEMPLATE.plural, "create"),
     (HTTP_ROUTE.group, HTTP_ROUTE.plural, "create"),
     (INFERENCE_POOL.group, INFERENCE_POOL.plural, "create"),
+    (MODEL_REWRITE.group, MODEL_REWRITE.plural, "create"),
     # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
     ("", "services", "delete"),
     ("policy", "poddisruptionbudgets", "delete"),

@@ -16,10 +16,18 @@ from modelserve.errors import InvalidInput
 from modelserve_operator import labels
 from modelserve_operator.adapters.decision import digest_of
 from modelserve_operator.adapters.reasons import AdapterReason
-from modelserve_operator.adapters.snapshot import Adapter, AdapterSnapshot, AdapterWorker, Problem, loaded_of
+from modelserve_operator.adapters.snapshot import (
+    Adapter,
+    AdapterSnapshot,
+    AdapterWorker,
+    Problem,
+    loaded_of,
+    names_versions,
+)
 from modelserve_operator.cluster.kinds import (
     CONFIG_MAP,
     MODEL_ADAPTER,
+    MODEL_REWRITE,
     MODEL_SERVE,
     POD,
     REFERENCE_GRANT,
@@ -27,11 +35,12 @@ from modelserve_operator.cluster.kinds import (
     ResourceKind,
 )
 from modelserve_operator.cluster.kube import Kube, KubeError, WorkerRefusedError, WorkerUnreachableError
-from modelserve_operator.cluster.store import Store
+from modelserve_operator.cluster.store import Store, key_of
 from modelserve_operator.gathering.heard import Heard, target_of
 from modelserve_operator.gathering.management_key import ManagementKeys
 from modelserve_operator.observed.snapshot import WORKER_CONTAINER, Pod
 from modelserve_operator.process.work_queue import Key
+from modelserve_operator.revisions.history import owned_by
 
 Body = Mapping[str, Any]
 PATH = "/v1/adapters"
@@ -94,10 +103,19 @@ class AdapterGatherer:
                 each for each in self._store.all(REFERENCE_GRANT) if each["metadata"]["namespace"] == key.namespace
             ),
             grants_served=REFERENCE_GRANT not in self._absent,
+            rewrite=self._rewrite(model_serve),
+            rewrites_served=MODEL_REWRITE not in self._absent,
             config_map=self._store.get(CONFIG_MAP, key.namespace, labels.adapters_name(key.name)),
             key_digest=self._keys.digest(worker_key) if worker_key else "",
             now=self._clock(),
         )
+
+    def _rewrite(self, model_serve: Body | None) -> Body | None:
+        if model_serve is None:
+            return None
+        namespace, name = key_of(model_serve)
+        found = self._store.get(MODEL_REWRITE, namespace, labels.adapters_name(name))
+        return found if found is not None and owned_by(found, model_serve["metadata"]["uid"]) else None
 
     async def give(self, key: Key, worker: AdapterWorker, desired: dict[str, Any], *, uid: str) -> Problem | None:
         """Have a worker take the whole set, unless this run of it has; what it answers where it does not.
@@ -144,11 +162,13 @@ class AdapterGatherer:
         worker = AdapterWorker(pod.name, pod.uid, pod.ready, took=self._took.get(_run(pod)))
         try:
             async with self._at_once:
-                loaded = loaded_of(await self._kube.manage_worker(body, PATH, key=key))
+                answer = await self._kube.manage_worker(body, PATH, key=key)
+            loaded = loaded_of(answer)
         except (WorkerUnreachableError, WorkerRefusedError, ValueError) as error:
             return replace(worker, problem=_problem(error))
         known = self._refused.get(_run(pod))
-        return replace(worker, loaded=loaded, problem=known[1] if known is not None else None)
+        problem = known[1] if known is not None else None
+        return replace(worker, loaded=loaded, problem=problem, names_versions=names_versions(answer))
 
     async def _adapter(self, body: Body) -> Adapter:
         """With the token of its Secret, which is read each time: it may be another one, and nothing tells."""

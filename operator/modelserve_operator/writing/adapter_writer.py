@@ -10,11 +10,11 @@ from typing import Any
 
 from modelserve_operator import labels
 from modelserve_operator.adapters.decision import AdapterDecision
-from modelserve_operator.adapters.objects import adapters_config_map
+from modelserve_operator.adapters.objects import adapters_config_map, model_rewrite
 from modelserve_operator.adapters.reasons import AdapterReason
 from modelserve_operator.adapters.snapshot import Adapter
 from modelserve_operator.adapters.status import CONDITIONS, status_of, transition_of
-from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_ADAPTER
+from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_ADAPTER, MODEL_REWRITE
 from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.observed.snapshot import Transition
 from modelserve_operator.writing.apply import WRITE_ERRORS, Applier, WriteError
@@ -48,6 +48,20 @@ class AdapterWriter:
             return
         try:
             await self._applier.apply(CONFIG_MAP, adapters_config_map(model_serve, decision))
+        except WRITE_ERRORS as error:
+            self.failures.append(error)
+
+    async def write_rewrite(self, decision: AdapterDecision) -> None:
+        """What an endpoint picker splits by: before workers are told to let go a version that it leads to."""
+        snapshot = decision.snapshot
+        if snapshot.model_serve is None or not snapshot.rewrites_served or not decision.manages:
+            return
+        wanted = model_rewrite(snapshot.model_serve, decision)
+        try:
+            if wanted is not None:
+                await self._applier.apply(MODEL_REWRITE, wanted)
+            elif snapshot.rewrite is not None:
+                await self._applier.delete(MODEL_REWRITE, snapshot.rewrite)
         except WRITE_ERRORS as error:
             self.failures.append(error)
 
