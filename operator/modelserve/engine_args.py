@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
+from modelserve.model.weight_format import TextLinear
 from modelserve.releases import release_number
+from modelserve.sizing.adapters import ADAPTABLE, MOST_ADAPTERS, MOST_RANK, MOST_SLOTS, AdapterLimits
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTERS, MOST_DRAFTS, NO_DRAFTS, Speculation
@@ -124,6 +126,30 @@ class EngineArgs(BaseModel):
         "or a whole block of a drafter that makes one, and of each request as many as pay.",
         json_schema_extra={SINCE: "0.2.0"},
     )
+    max_loras: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_SLOTS,
+        description="LoRA adapters in device memory at a time, and so in one step; 0: none are served.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    max_lora_rank: int = Field(
+        default=16, ge=1, le=MOST_RANK, description="Largest rank of theirs.", json_schema_extra={SINCE: "0.2.0"}
+    )
+    max_cpu_loras: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_ADAPTERS,
+        description="Adapters in host memory, from where they come into device memory as requests ask; default: as "
+        "many as there.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    lora_targets: tuple[TextLinear, ...] = Field(
+        default=ADAPTABLE,
+        min_length=1,
+        description=f"Linear layers that adapters may change: {', '.join(ADAPTABLE)}.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     measure_cache_quality: bool = Field(
         default=False,
         description="Once, while nobody asks for anything, measure what an int8 cache would cost these weights beside "
@@ -165,6 +191,29 @@ class EngineArgs(BaseModel):
         if value != "auto" and isinstance(info.data.get("drafter"), list):
             raise ValueError("a number is of one drafter, all of whose drafts are verified: take auto, or one drafter")
         return value
+
+    @field_validator("max_cpu_loras", mode="after")
+    @classmethod
+    def _holds_slots(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value < (slots := info.data.get("max_loras", 0)):
+            raise ValueError(f"{value} adapters in host memory are fewer than the {slots} of max_loras beside them")
+        return value
+
+    @field_validator("lora_targets", mode="after")
+    @classmethod
+    def _adaptable(cls, value: tuple[TextLinear, ...]) -> tuple[TextLinear, ...]:
+        if unknown := [each.value for each in value if each not in ADAPTABLE]:
+            raise ValueError(f"{', '.join(unknown)} cannot be adapted; {', '.join(ADAPTABLE)} can")
+        return tuple(each for each in ADAPTABLE if each in value)
+
+    @property
+    def adapters(self) -> AdapterLimits | None:
+        """Room for adapters; None: there is none."""
+        if not self.max_loras:
+            return None
+        return AdapterLimits(
+            self.max_loras, self.max_cpu_loras or self.max_loras, self.max_lora_rank, self.lora_targets
+        )
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -109,6 +109,7 @@ def read_rank_settings(
         speculation=read_speculation(args, architecture),
         profile=args.profile,
         capability=capability,
+        adapters=args.adapters,
     )
 
 

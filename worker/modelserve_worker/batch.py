@@ -34,7 +34,9 @@ Rules of one step, in order:
    the step before sampled, which the host has not seen when this one is launched.
 6. Rows of `spans` begin from embeddings that came with their request. The segments that have any stand behind those of
    few rows, and none of these parts is cut where its rows see each other (embedded_spans.py).
-7. `stores` and `loads` are copied behind the `page_moves` of their step and beside what it computes, each in the order
+7. `adapter_placings` come before any row of the step, behind those of steps before: a slot is given to another adapter
+   once nobody in flight reads it.
+8. `stores` and `loads` are copied behind the `page_moves` of their step and beside what it computes, each in the order
    of the steps that brought them. What they read has been written by earlier steps. They end at any time
    (`ModelRunner.host_progress`); no step reads what is being loaded, and one that writes or moves it says so
    (`loads_awaited`). `checks` look at pages behind the moves, too, before the step writes. A step that only copies or
@@ -156,6 +158,14 @@ class TableUpdates:
 NO_UPDATES = TableUpdates(_nothing(), _nothing(), _nothing())
 
 
+class AdapterPlacing(NamedTuple):
+    """Copy the adapter of this digest, which is read from `directory` where it is not in host memory, into a slot."""
+
+    slot: int
+    digest: str
+    directory: str
+
+
 class AskedDrafter(NamedTuple):
     """A drafter that proposes only where a step asks for it, as that takes time."""
 
@@ -215,6 +225,9 @@ class ScheduledBatch:
     asked: Asked = NOTHING_ASKED  # of a drafter that makes none unasked
     spans: SpanRows = NO_SPANS  # rows that begin from embeddings; their tokens are placeholders
     trial: CacheTrial | None = None  # of the one request that it has
+    adapters: Int32Array = field(default_factory=_nothing)  # [R] slots of adapters, -1: none; empty: nobody has one
+    adapter_placings: tuple[AdapterPlacing, ...] = ()  # before the step's rows
+    adapters_gone: tuple[str, ...] = ()  # digests that host memory need not have any more, behind the placings
 
     @property
     def num_requests(self) -> int:
@@ -263,6 +276,7 @@ class ScheduledBatch:
             token_ids=self.token_ids[np.repeat(ends - kept, kept) + offsets],
             admitted=(), page_moves=(), global_updates=NO_UPDATES, sliding_updates=NO_UPDATES, spare_slots=_nothing(),
             stores=(), loads=(), loads_awaited=0, checks=(), asked=NOTHING_ASKED, spans=NO_SPANS,
+            adapter_placings=(), adapters_gone=(),
         )  # fmt: skip
 
 

@@ -16,8 +16,22 @@ class EngineBusy(Exception):  # noqa: N818 - as EngineDead
     """Too many requests wait already; this one was not taken."""
 
 
+class AdapterClient(Protocol):
+    async def read(self, digest: str, directory: str) -> None:
+        """Have an adapter, named by the digest of its files, where requests may ask for it. Raises InvalidInput for
+        one that cannot be served, and EngineDead."""
+        ...
+
+    def remove(self, digest: str) -> None:
+        """Let go of an adapter that no open request has."""
+        ...
+
+
 class EngineClient(Protocol):
     max_model_len: int
+
+    @property
+    def adapters(self) -> AdapterClient: ...
 
     def generate(self, requests: Sequence[Request], *, client: str = "") -> AsyncGenerator[list[RequestOutput], None]:
         """Stream the outputs of `requests` until each has had one with a finish_reason.

@@ -95,6 +95,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         prefix_caching=args.prefix_caching,
         tiers=host_tiers(args.host_cache_bytes // args.tensor_parallel_size),
         looks_up=args.prompt_lookup,
+        adapter_slots=args.max_loras,
         events=None if publisher is None else CacheEvents(GLOBAL_PAGE_TOKENS, publisher.publish),
     )
     ready = Ready(
@@ -115,7 +116,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         compiler = grammars.result()
     except InvalidInput as error:
         raise TerminalError.of_checkpoint(error) from error
-    return BuiltEngine(Engine(scheduler, replica.runner, compiler), ready)
+    return BuiltEngine(Engine(scheduler, replica.runner, compiler, adapters=replica.adapters), ready)
 
 
 def _planned_speed(args: EngineArgs, replica: LaunchedReplica) -> RankSpeed | None:

@@ -171,7 +171,7 @@ class Request:
     Rows are shared by requests of one `tenant` and `cache_salt`, and count as bytes of `client` in a prefix cache. At
     `checkpoints`, positions of the prompt, later requests will begin to differ. `predicted_token_ids` are what its
     client expects the answer to be, or else what others went on with, which changes none of its tokens. `spans` are the
-    prompt's rows that begin from embeddings. `adapter` is reserved: 0, the model's own weights.
+    prompt's rows that begin from embeddings. `adapter` is the digest of a LoRA adapter; empty: the model's own weights.
     """
 
     request_id: str
@@ -186,7 +186,7 @@ class Request:
     checkpoints: tuple[int, ...] = ()
     predicted_token_ids: Sequence[int] = ()
     spans: tuple[EmbeddedSpan, ...] = ()
-    adapter: int = 0
+    adapter: str = ""
     trial: CacheTrial | None = None
     output_token_ids: list[int] = field(default_factory=list)
     admitted: bool = False  # it has been in a slot, which a preemption may have taken

@@ -24,6 +24,7 @@ from modelserve.api.schema_types import (
 from modelserve.api.status import UNOBSERVED, Condition
 from modelserve.api.unknown_fields import without_unknown
 from modelserve.errors import InvalidInput
+from modelserve.sizing.adapters import MOST_ADAPTERS, MOST_RANK, MOST_SLOTS
 
 ADAPTER_KIND = "ModelAdapter"
 ADAPTER_PLURAL = "modeladapters"
@@ -32,9 +33,6 @@ ADAPTER_SHORT_NAMES = ("ma",)
 
 MAX_ADAPTER_NAME_LENGTH = 63
 ADAPTER_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-MOST_ADAPTERS = 1024
-MOST_SLOTS = 256
-MOST_RANK = 256
 AdapterTarget = Literal[  # as `modelserve adapter` prints them: linears as the engine fuses them
     "qkv",
     "o",

@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve.sizing.adapters import scratch_bytes
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.backends.workspace import product_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
@@ -130,7 +131,8 @@ def activation_terms(
 
 
 def _product_scratch(architecture: ModelArchitecture, settings: RankSettings) -> dict[str, int]:
-    """What products hold: `products` of kernels, `dequantised` of plain PyTorch; nothing where that is nothing."""
+    """What products hold: `products` of kernels, `dequantised` of plain PyTorch, `adapter_sums`; nothing where that is
+    nothing."""
     on_kernels = not settings.on_cpu and takes_model(architecture)
     counts = {
         "products": product_bytes(architecture, settings) if on_kernels else 0,
@@ -142,6 +144,11 @@ def _product_scratch(architecture: ModelArchitecture, settings: RankSettings) ->
             on_kernels=on_kernels,
         ),
     }
+    if (adapters := settings.adapters) is not None:
+        counts["adapter_sums"] = scratch_bytes(
+            architecture, adapters, tensor_parallel_size=settings.tensor_parallel_size, rows=settings.step_rows,
+            requests=settings.max_num_seqs,
+        )  # fmt: skip
     return {name: count for name, count in counts.items() if count}
 
 

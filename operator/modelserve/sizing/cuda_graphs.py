@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat
+from modelserve.sizing.adapters import adapted_matrices
 from modelserve.sizing.backends.generations import FP8_CAPABILITY, HOPPER, LEAST_CAPABILITY
 from modelserve.sizing.backends.launches import decode_launches
 from modelserve.sizing.backends.resolve import Formats, resolve, takes_model
@@ -22,6 +23,7 @@ CUDA_GRAPH_NODE_BYTES = 12 << 10  # of the driver, per kernel of a captured step
 NODES_PER_SPLIT_PRODUCT = 1  # cuBLAS's sum of a product in parts: behind o and down
 NODES_PER_STEP = 30  # what is in no layer: tokens, embeddings, rotations, the head, selections and copies of rows
 NODES_PER_SUMMED_STEP = 8  # an embedding that is split over the vocabulary
+LAUNCHES_PER_ADAPTED_MATRIX = 2  # of its additive term: A x, and B times that
 ROWS_APART = 256  # of captured steps with chunks, up to 2,048
 FEW_LAST_ROWS = 32  # that kernels of few rows multiply, near the speed of memory
 SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10 MiB
@@ -98,7 +100,7 @@ def graphs_bytes(architecture: ModelArchitecture, settings: RankSettings) -> int
     few, speculation, ranks = settings.decode_rows, settings.speculation, settings.tensor_parallel_size
     mixed = mixed_graph_sizes(settings.step_rows) * len(last_row_sizes(architecture, few))
     decodes = decode_graph_rows(settings.max_num_seqs, speculation)
-    nodes = sum(
+    nodes = nodes_of_steps = sum(
         kernels_per_step(
             architecture, settings.weight_format, rows=size, tensor_parallel_size=ranks, profile=settings.profile
         )
@@ -112,6 +114,10 @@ def graphs_bytes(architecture: ModelArchitecture, settings: RankSettings) -> int
     if (block := speculation.block) is not None:
         nodes += len(decode_graph_sizes(settings.max_num_seqs)) * kernels_per_block(block)
         nodes += (len(decodes) + len(mixed)) * kernels_per_store(block)
+    if (adapters := settings.adapters) is not None:  # each step once more, with two launches a matrix that is adapted
+        matrices = sum(1 for _ in adapted_matrices(architecture, adapters.targets, tensor_parallel_size=ranks))
+        launches = LAUNCHES_PER_ADAPTED_MATRIX * matrices + architecture.num_hidden_layers  # GELU by itself
+        nodes += nodes_of_steps + launches * (len(decodes) + len(mixed))
     logits = few * architecture.vocab_size // ranks
     hidden = few * architecture.hidden_size * (2 if speculation.num_tokens else 1)  # a drafter reads those of decodes
     if settings.profile == "exact":  # hidden states of all rows outlive a captured step

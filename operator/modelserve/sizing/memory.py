@@ -24,6 +24,7 @@ from modelserve.sizing.activation import (
     activation_terms,
     largest_phase,
 )
+from modelserve.sizing.adapters import slot_bytes
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.communicator import communicator_bytes, communicator_source
 from modelserve.sizing.cuda_context import context_bytes, context_source
@@ -62,6 +63,7 @@ _SOURCES = {
     "allocator": "2 MiB segments of PyTorch's allocator",
     "tile_padding": "quantised matrices to whole tiles of the kernels",
     "drafter": "tensor shapes of what drafts",
+    "adapters": "slots x factors of the largest rank",
     "residual": "T H e: 2, or 6 on several ranks or with experts",
     "per_layer_inputs": "2 T P e",
     "rope": "4 T (D + D_global)",
@@ -73,6 +75,7 @@ _SOURCES = {
     "segments": "part-filled segments of PyTorch's allocator",
     "dequantised": "largest quantised matrix in the compute type",
     "products": "split sums; a dequantised block or rounded inputs",
+    "adapter_sums": "4 splits T P r",
     "block_tables": "4 S entries of both tables",
     "step_metadata": "4 (5 T + 36 S + (5 + 3 S) C)",
     "decode_splits": "4 S splits heads (D + 2)",
@@ -193,6 +196,8 @@ def _tensor_terms(
             weights["tile_padding"] = padding
     if drafters := settings.speculation.drafters:
         weights["drafter"] = sum(drafter_weight_bytes(each, tensor_parallel_size=tp) for each in drafters)
+    if (adapters := settings.adapters) is not None:
+        weights["adapters"] = adapters.slots * slot_bytes(architecture, adapters, tensor_parallel_size=tp)
     always, predicted_phases = activation_terms(architecture, settings)
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     activation = {**always} | {name: phases[name] for name in largest_phase(phases)}

@@ -43,8 +43,9 @@ from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 from modelserve_worker.step.block_tables import BlockTables
-from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
+from modelserve_worker.step.input_batch import StepPacker
 from modelserve_worker.step.sampling_slots import SamplingSlots
+from modelserve_worker.step.step_size import QueryBlocks
 
 GIB = 1 << 30
 VOCABULARY = 262_144

@@ -25,7 +25,7 @@ from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.step.input_batch import StepSize
+from modelserve_worker.step.step_size import StepSize
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "worker" / "modelserve_worker"

@@ -18,7 +18,8 @@ from modelserve_worker.kernels.attention.paged_layout import layer_rows
 from modelserve_worker.startup.accelerator_check import DeviceFacts
 from modelserve_worker.startup.device import device_facts, kernel_table, select_geometry
 from modelserve_worker.step.block_tables import BlockTables
-from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
+from modelserve_worker.step.input_batch import StepPacker
+from modelserve_worker.step.step_size import QueryBlocks
 
 SEQUENCES, CHUNK = 24, 512
 META = torch.device("meta")

@@ -33,7 +33,7 @@ from modelserve_worker.request import CacheTrial, Request, SamplingParams
 from modelserve_worker.runner.model_runner import GPUModelRunner
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
-from modelserve_worker.step.input_batch import StepSize
+from modelserve_worker.step.step_size import StepSize
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,10 @@ from modelserve_worker.runner.launched_step import LaunchedStep
 from modelserve_worker.runner.step_graphs import StepGraphs
 from modelserve_worker.step import staging as staging_module
 from modelserve_worker.step.block_tables import BlockTables, table_entries
-from modelserve_worker.step.input_batch import QueryBlocks, StepPacker, StepSize
+from modelserve_worker.step.input_batch import StepPacker
 from modelserve_worker.step.sampler import SampledLogprobs, SamplerOutput
 from modelserve_worker.step.staging import StagingBuffer
+from modelserve_worker.step.step_size import QueryBlocks, StepSize
 
 CPU = torch.device("cpu")
 

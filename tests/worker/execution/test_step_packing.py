@@ -16,7 +16,8 @@ from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
 from modelserve_worker.kernels.step import Step
-from modelserve_worker.step.input_batch import QueryBlocks, StepPacker, StepSize
+from modelserve_worker.step.input_batch import StepPacker
+from modelserve_worker.step.step_size import QueryBlocks, StepSize
 
 CPU = torch.device("cpu")
 TOKENS, REQUESTS, LONGEST, VOCAB, WINDOW = 400, 6, 800, 512, 40

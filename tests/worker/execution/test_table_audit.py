@@ -23,7 +23,8 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.runner import model_runner
 from modelserve_worker.step.block_tables import BlockTables
-from modelserve_worker.step.input_batch import QueryBlocks, StepPacker
+from modelserve_worker.step.input_batch import StepPacker
+from modelserve_worker.step.step_size import QueryBlocks
 
 CPU = torch.device("cpu")
 POOL, REQUESTS, TOKENS, LONGEST, WINDOW = 1 << 24, 8, 512, 600, 40

@@ -21,7 +21,7 @@ from modelserve_worker.kernels.step import Segments, Step
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.step.block_tables import BlockTables
-from modelserve_worker.step.input_batch import QueryBlocks
+from modelserve_worker.step.step_size import QueryBlocks
 
 
 class KernelAttention:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import FailedStep, ModelRunner, PendingStep, ScheduledBatch
@@ -12,9 +14,14 @@ from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, Request, RequestOutput
 
-if TYPE_CHECKING:  # the front end imports this module's names and needs no scheduler
-    from concurrent.futures import Future
 
+class AdapterReader(Protocol):
+    def read(self, digest: str, directory: str) -> Future[Any]:
+        """Have it in host memory."""
+        ...
+
+
+if TYPE_CHECKING:  # the front end imports this module's names and needs no scheduler
     from modelserve_worker.grammar.compiler import CompiledGrammar, GrammarCompiler
     from modelserve_worker.scheduling.scheduler import Scheduler
     from modelserve_worker.scheduling.stats import StepEvents
@@ -33,11 +40,13 @@ class Engine:
         runner: ModelRunner,
         grammars: GrammarCompiler | None = None,
         clock: StepClock | None = None,
+        adapters: AdapterReader | None = None,
     ) -> None:
-        """`grammars`: without it, requests with a grammar are refused. `clock` left out: of real time."""
+        """`grammars`: without it, requests with a grammar are refused. `clock` left out: of real time.
+        `adapters`: what reads them; without it there are none."""
         self.scheduler = scheduler
         self.runner = runner
-        self._grammars = grammars
+        self._grammars, self._adapters = grammars, adapters
         self._compiling: dict[str, tuple[Request, Future[CompiledGrammar]]] = {}  # requests whose grammar is not ready
         self.steps_done = 0  # steps whose results were taken, failed ones and those that sample nothing included
         self._pending: tuple[ScheduledBatch, PendingStep] | None = None
@@ -71,6 +80,21 @@ class Engine:
         if self._compiling.pop(request_id, None) is not None:
             return RequestOutput(request_id, (), FinishReason.ABORT)
         return self.scheduler.abort(request_id)
+
+    def read_adapter(self, digest: str, directory: str, answer: Callable[[str | None], None]) -> None:
+        """Have an adapter read beside the steps; `answer` hears in another thread of the problem, None: requests may
+        ask for it."""
+        if self._adapters is None:
+            answer("this worker has no room for adapters: set max_loras")
+            return
+        reading = self._adapters.read(digest, directory)
+
+        def ended(done: Future[Any]) -> None:
+            if (error := done.exception()) is None:
+                self.scheduler.adapters.add(digest, directory)
+            answer(None if error is None else str(error) or type(error).__name__)
+
+        reading.add_done_callback(ended)
 
     def take_events(self) -> StepEvents:
         """What happened since the last call; what it did to cached prefixes is told to whoever listens."""

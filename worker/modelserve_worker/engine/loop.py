@@ -7,6 +7,7 @@ once a second whether its device and its ranks are still there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import socket
@@ -17,10 +18,13 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.wire import (
     Abort,
+    AdapterRead,
     Command,
     FrameReader,
     HoldingBack,
+    ReadAdapter,
     Refusal,
+    RemoveAdapter,
     StepReport,
     Stop,
     Stopped,
@@ -115,6 +119,12 @@ class EngineLoop:
             if isinstance(command, HoldingBack):
                 self._engine.scheduler.held_back.tell(command.prompt_tokens)
                 continue
+            if isinstance(command, ReadAdapter):
+                self._read_adapter(command)
+                continue
+            if isinstance(command, RemoveAdapter):
+                self._engine.scheduler.adapters.remove(command.digest)
+                continue
             try:
                 output = self._carry_out(command)
             except InvalidInput as error:
@@ -128,6 +138,13 @@ class EngineLoop:
         if outputs or refusals:
             self._report(outputs, refusals)
         return True
+
+    def _read_adapter(self, command: ReadAdapter) -> None:
+        def answer(problem: str | None) -> None:
+            with contextlib.suppress(OSError):  # the front end is gone, which the loop finds
+                self._front_end.send(AdapterRead(command.digest, problem))
+
+        self._engine.read_adapter(command.digest, command.directory, answer)
 
     def _carry_out(self, command: Request | Abort) -> RequestOutput | None:
         if isinstance(command, Abort):

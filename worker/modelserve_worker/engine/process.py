@@ -25,6 +25,7 @@ from typing import Any
 from modelserve.errors import InvalidInput
 from modelserve.quality.cache_quality import CacheQuality
 from modelserve.termination import TERMINAL_EXIT_CODE
+from modelserve_worker.engine.adapter_calls import AdapterCalls
 from modelserve_worker.engine.child import BuildEngine, run_child
 from modelserve_worker.engine.deadline import HEARTBEAT_S, SILENT_HEARTBEATS
 from modelserve_worker.engine.fair_queue import FairLimits, FairQueue
@@ -33,6 +34,7 @@ from modelserve_worker.engine.measured_speed import MeasuredSpeed
 from modelserve_worker.engine.output_stream import OutputStream
 from modelserve_worker.engine.wire import (
     Abort,
+    AdapterRead,
     Command,
     FrameReader,
     HoldingBack,
@@ -113,6 +115,7 @@ class EngineProcess(asyncio.Protocol):
         self._heard_s = 0.0  # loop time of the last sign that steps end, or of the first request of an idle engine
         self._silent_heartbeats = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self.adapters = AdapterCalls(self._send)
         self._trial: str | None = None  # the request of a trial that is computed
         self.cache_quality: CacheQuality | None = None  # once it was measured
 
@@ -274,6 +277,8 @@ class EngineProcess(asyncio.Protocol):
             self._heard_s = asyncio.get_running_loop().time()
             self._stats = message.stats
             self._deliver(message)
+        elif isinstance(message, AdapterRead):
+            self.adapters.answered(message)
         elif isinstance(message, Stopped):
             self._die(message.text)
         elif isinstance(message, Loading):
@@ -333,6 +338,7 @@ class EngineProcess(asyncio.Protocol):
             for stream in self._streams.values():
                 if stream is not None:
                     stream.fail(EngineDead(reason))
+            self.adapters.fail(reason)
         self._streams.clear()
 
     async def _tell_exit(self) -> None:

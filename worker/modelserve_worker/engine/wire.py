@@ -38,11 +38,26 @@ class HoldingBack:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """Have the adapter of this digest in host memory; an AdapterRead answers."""
+
+    digest: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAdapter:
+    """No request asks for it any more, and none that did is open."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End after the current step."""
 
 
-Command = Request | Abort | HoldingBack | Stop
+Command = Request | Abort | HoldingBack | ReadAdapter | RemoveAdapter | Stop
 """What the front end sends; a Request is to be added."""
 
 
@@ -131,6 +146,14 @@ class StepReport(NamedTuple):
             first, end = end, end + count
             yield RequestOutput(request_id, tuple(self.token_ids[first:end]), drafts=drafts)
         yield from self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """Requests may ask for an adapter, or why they may not."""
+
+    digest: str
+    problem: str | None
 
 
 @dataclass(frozen=True, slots=True)

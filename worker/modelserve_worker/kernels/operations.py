@@ -18,6 +18,7 @@ from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.resolve import with_drafter
 from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
+from modelserve_worker.kernels.adapters.terms import AdapterTerms, PlainTerms
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend, ExactElementwise, PlainElementwise
 from modelserve_worker.kernels.experts.experts import ExactExperts, ExpertBackend, PlainExperts
 from modelserve_worker.kernels.products.exact_products import PlainExactProducts
@@ -70,8 +71,8 @@ class MatrixProducts:
 
 
 class Operations:
-    """Backends of elementwise arithmetic, of a step's ends, of sampling, of prompt lookup and of experts, and products
-    by matrices."""
+    """Backends of elementwise arithmetic, of adapters' terms, of a step's ends, of sampling, of prompt
+    lookup and of experts, and products by matrices."""
 
     def __init__(self, table: KernelTable, device: torch.device) -> None:
         self.table = table
@@ -109,6 +110,14 @@ class Operations:
         from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
         return TritonElementwise(exact=self.exact)
+
+    @cached_property
+    def adapter_terms(self) -> AdapterTerms:
+        if not self.table.on_kernels:
+            return PlainTerms(exact=self.exact)
+        from modelserve_worker.kernels.adapters.terms_triton import TritonTerms
+
+        return TritonTerms()
 
     @cached_property
     def step(self) -> StepBackend:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from modelserve_worker.kernels.adapters.terms import AdapterBlocks
+
 
 class SegmentColumns(NamedTuple):
     """Segments as kernels take them, each int32 [S]: see `Segments`."""
@@ -33,7 +35,6 @@ class Segments:
     rows: Tensor  # the step's row that is the first one
     most: int  # of the S, those that may be segments
     most_rows: int  # of one segment
-    adapters: Tensor | None = None  # int32 [S], reserved: None, the model's own weights
     settled: bool = True  # whether earlier steps stored all keys before `starts`; not so where a step is narrowed
     # Of chunks, the programs of their kernels, as running sums that are constant past the last chunk:
     sliding_blocks: Tensor | None = None  # query blocks in sliding layers
@@ -103,6 +104,7 @@ class Step:
     assumed: Tensor | None = None
     # int32 [T]: slot in whose ring of draft pages a row is stored, -1: none. None: a drafter stores none.
     ring_slots: Tensor | None = None
+    adapters: AdapterBlocks | None = None  # None: no row has one
     draws: Draws | None = None
     # N rows that get a token; None: none does. `sampled_rows` None: they are the first of those with hidden states.
     sampled_rows: Tensor | None = None  # int32 [N]

@@ -47,6 +47,7 @@ class Attention(nn.Module):
         super().__init__()
         parallel = placement.parallel
         self.layer = layer
+        self.adapter_rows = placement.adapter_rows
         self.head_dim = architecture.layer_head_dim(layer)
         self.q_heads = architecture.num_attention_heads // parallel.size
         self.eps = architecture.rms_norm_eps
@@ -80,5 +81,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `narrowed` [R, H], to be added
         over ranks."""
-        result: Tensor = self.o(attention.attend(self, self.qkv.stacked(x), rotation, narrowed))
+        attended = attention.attend(self, self.qkv.stacked(x), rotation, narrowed)
+        if narrowed is not None:
+            self.adapter_rows.narrow()
+        result: Tensor = self.o(attended)
         return result

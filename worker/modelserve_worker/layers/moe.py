@@ -63,7 +63,7 @@ class Experts(nn.Module):
         operations = placement.operations
         self.backend, self.elementwise = operations.experts, operations.elementwise
         self.few_rows, self.branch_rows = operations.few_expert_rows, operations.branch_rows
-        self.parallel = placement.parallel
+        self.parallel, self.adapter_rows = placement.parallel, placement.adapter_rows
         self.shard = self.parallel.shard(architecture.moe_intermediate_size, what="moe_intermediate_size")
         experts, hidden = architecture.num_experts, architecture.hidden_size
         width = self.shard.size
@@ -84,7 +84,7 @@ class Experts(nn.Module):
         return self.backend.branch_products(x, routed, BranchMatrices(*(each.dense() for each in matrices)))
 
     def takes_mlp(self, rows: int) -> bool:
-        return self.few_rows < rows <= self.branch_rows
+        return self.few_rows < rows <= self.branch_rows and self.adapter_rows.current is None
 
     def _shares(self, x: Tensor, choice: Choice) -> Shares:
         gate_up, down = self.gate_up, self.down

@@ -9,6 +9,7 @@ from torch import nn
 
 from modelserve.model.weight_format import WeightFormat
 from modelserve_worker.kernels.operations import PLAIN, Operations
+from modelserve_worker.layers.adapter_rows import AdapterRows
 from modelserve_worker.layers.parallel import TensorParallel
 
 
@@ -22,6 +23,7 @@ class Placement:
     parallel: TensorParallel = field(default_factory=TensorParallel)
     weight_format: WeightFormat | None = None
     operations: Operations = PLAIN
+    adapter_rows: AdapterRows = field(default_factory=AdapterRows)
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """Allocated, not initialised: a loader fills it. In the placement's dtype unless another is given."""

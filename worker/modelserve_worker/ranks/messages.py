@@ -1,8 +1,8 @@
 """A ScheduledBatch as bytes and back: what rank 0 tells the other ranks, packed once however many they are.
 
 All arrays of a step are int32 words back to back behind a count of each, so a step of decodes is one concatenation.
-Only requests that are given a slot in this step carry objects; they come behind the words, as a pickle of their
-sampling parameters with their token ids as words of their own.
+Only requests that are given a slot in this step carry objects, and adapters that come and go; they come behind the
+words, as a pickle, with requests' token ids as words of their own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from modelserve_worker.request import CacheTrial
 
 _KINDS = tuple(LayerKind)
 # Step, awaited loads, generated segments, drafts and trial; slots, starts, lengths, sampled, given, targets, output
-# counts, tokens, constrained, spare slots, moves, stores, loads, checks, two tables of three columns, spans of five.
-_SECTIONS = 22
+# counts, tokens, constrained, spare slots, adapters, moves, stores, loads, checks, two tables
+# of three columns, spans of five.
+_SECTIONS = 23
 _WORD = 4
 _ROUNDED = (None, *KVCacheDtype)
 
@@ -47,6 +48,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         batch.token_ids,
         batch.constrained,
         batch.spare_slots,
+        batch.adapters,
         np.array(moves, dtype=np.int32).reshape(-1),
         _copies(batch.stores),
         _copies(batch.loads),
@@ -57,7 +59,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
     )
     counts = np.fromiter((len(section) for section in sections), dtype=np.int32, count=_SECTIONS)
     words = np.concatenate((counts, *sections)).tobytes()
-    if not batch.admitted:
+    if not (batch.admitted or batch.adapter_placings or batch.adapters_gone):
         return words
     admitted = [
         (
@@ -73,7 +75,7 @@ def encode_batch(batch: ScheduledBatch) -> bytes:
         )
         for each in batch.admitted
     ]
-    return words + pickle.dumps(admitted, protocol=5)
+    return words + pickle.dumps((admitted, batch.adapter_placings, batch.adapters_gone), protocol=5)
 
 
 def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
@@ -83,11 +85,11 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
     words = np.frombuffer(message, dtype=np.int32, count=int(ends[-1]))
     first, *arrays = (words[end - count : end] for count, end in zip(counts.tolist(), ends.tolist(), strict=True))
     (
-        slots, starts, lengths, sampled, given, targets, output_counts, token_ids, constrained, spare_slots, moves,
-        stores, loads, checks, *tables, spans,
+        slots, starts, lengths, sampled, given, targets, output_counts, token_ids, constrained, spare_slots,
+        adapters, moves, stores, loads, checks, *tables, spans,
     ) = arrays  # fmt: skip
     rest = memoryview(message)[int(ends[-1]) * _WORD :]
-    admitted = pickle.loads(rest) if len(rest) else []  # noqa: S301 - written by our own rank 0
+    admitted, placings, gone = pickle.loads(rest) if len(rest) else ([], (), ())  # noqa: S301 - written by our own rank 0
     return ScheduledBatch(
         step=int(first[0]),
         slots=slots,
@@ -104,6 +106,9 @@ def decode_batch(message: bytes | bytearray) -> ScheduledBatch:
         sliding_updates=TableUpdates(*tables[3:]),
         constrained=constrained,
         spare_slots=spare_slots,
+        adapters=adapters,
+        adapter_placings=placings,
+        adapters_gone=gone,
         stores=_host_copies(stores),
         loads=_host_copies(loads),
         loads_awaited=int(first[1]),

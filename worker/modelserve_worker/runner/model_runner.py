@@ -22,6 +22,7 @@ from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve.sizing.speculation import Speculation
+from modelserve_worker.adapters.store import AdapterStore
 from modelserve_worker.attention.exact_attention import ExactAttention
 from modelserve_worker.attention.page_groups import page_groups
 from modelserve_worker.attention.paged_attention import PagedAttention
@@ -40,9 +41,10 @@ from modelserve_worker.runner.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.runner.step_graphs import WARM_ROWS, StepGraphs
 from modelserve_worker.step.block_tables import BlockTables
 from modelserve_worker.step.embedded_rows import SlotEmbeddings
-from modelserve_worker.step.input_batch import QueryBlocks, StepPacker, StepSize
+from modelserve_worker.step.input_batch import StepPacker
 from modelserve_worker.step.sampler import Sampler, SamplerOutput
 from modelserve_worker.step.staging import upload
+from modelserve_worker.step.step_size import QueryBlocks, StepSize
 from modelserve_worker.step.token_masks import TokenMaskBuffer, TokenMasks
 
 if TYPE_CHECKING:
@@ -67,10 +69,10 @@ class GPUModelRunner:
         max_model_len: int,
         table: KernelTable | None = None,
         drafter: Drafter | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
-        device = cache.arena.device
-        architecture = model.architecture
-        self.model = model
+        device, architecture = cache.arena.device, model.architecture
+        self.model, self.adapters = model, adapters
         self.cache = cache
         self.host: HostMemory | None = None  # of cached pages
         model.share_workspace()
@@ -90,16 +92,11 @@ class GPUModelRunner:
                 model, cache, self.tables, self.table, max_model_len=max_model_len, few_rows=few_rows
             )
         self._packer = StepPacker(
-            cache.geometry,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            vocab_size=architecture.vocab_size,
-            blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks,
-            device=device,
-            most_rows=most_rows,
-            exact=model.operations.exact,
-        )
+            cache.geometry, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len, vocab_size=architecture.vocab_size, device=device, most_rows=most_rows,
+            blocks=_NO_BLOCKS if self._kernels is None else self._kernels.blocks, exact=model.operations.exact,
+            adapters=None if adapters is None else adapters.slots.limits,
+        )  # fmt: skip
         self._sampler = Sampler(
             max_num_seqs=max_num_seqs,
             vocab_size=architecture.vocab_size,
@@ -251,6 +248,8 @@ class GPUModelRunner:
             self.tables.check(kind, entries, num_pages=self.cache.num_pages[kind])
         if batch.loads_awaited and self.host is not None:
             self.host.await_loads(batch.loads_awaited)
+        if self.adapters is not None:
+            self.adapters.follow(batch)
         self.cache.move(batch.page_moves)
         if batch.checks:  # of the heads that any rank has
             with self._scratch():
@@ -264,6 +263,8 @@ class GPUModelRunner:
         """`batch` None: the step is captured."""
         if batch is not None:
             step = self._embeddings.put(step, batch)
+        narrowed = None if step.narrowed is None else step.narrowed.adapters
+        self.model.placement.adapter_rows.begin(step.adapters, narrowed)
         assert step.token_ids is not None
         if step.assumed is not None:
             self._settle(step, step.assumed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from modelserve.sizing.speculation import Speculation
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.kernels.compiling.compute_stream import check_compute_stream, in_turn
 from modelserve_worker.kernels.step import Step
-from modelserve_worker.step.input_batch import StepPacker, StepSize
+from modelserve_worker.step.input_batch import StepPacker
+from modelserve_worker.step.step_size import StepSize
 
 WARM_ROWS = 512  # where sums over ranks, and launches of small and large steps, change from one kernel to another
 
@@ -53,15 +55,22 @@ class StepGraphs:
         speculation = Speculation(packer.most_rows - 1)
         sizes = mixed_graph_sizes(max(max_num_batched_tokens, speculation.step_rows(max_num_seqs)))
         for last in last_rows[:-1] if warm_rows else ():  # in a small step: large ones find no memory beside graphs
-            hidden(packer.mixed_views(sizes[0], last))
+            hidden(packer.mixed_views(sizes[0], last, adapted=packer.adapted is not None))
         most = packer.most_rows
         mixed = sorted(
             {StepSize(rows, packer.last_rows(rows, last), most) for rows in sizes for last in last_rows}, reverse=True
         )
-        self._mixed = {size: self._capture(packer.mixed_views(size.rows, size.last), hidden) for size in mixed}
+        kinds = (False,) if packer.adapted is None else (True, False)  # the larger ones first
+        self._mixed = {
+            replace(size, adapted=adapted): self._capture(
+                packer.mixed_views(size.rows, size.last, adapted=adapted), hidden
+            )
+            for size in mixed for adapted in kinds
+        }  # fmt: skip
         self._decode = {
-            StepSize(rows, rows, few): self._capture(packer.decode_views(rows, few), logits)
+            StepSize(rows, rows, few, adapted): self._capture(packer.decode_views(rows, few, adapted=adapted), logits)
             for rows, few in sorted(decode_graph_rows(max_num_seqs, speculation), reverse=True)
+            for adapted in kinds
         }
 
     @property
@@ -87,11 +96,12 @@ class StepGraphs:
         """The smallest captured step that takes a batch; None where there is none, or rows begin from embeddings."""
         if len(batch.spans.segments):
             return None
+        adapted = len(batch.adapters) > 0
         if batch.decodes(self._packer.most_rows) == batch.num_requests:
             few = 1 if batch.lengths.max() == 1 else self._packer.most_rows  # without drafts as without a drafter
             taking = (
                 size for size in self._decode
-                if size.few == few and size.rows >= batch.num_tokens
+                if size.few == few and size.adapted == adapted and size.rows >= batch.num_tokens
                 and self._packer.segments_of(size.rows, few) >= batch.num_requests
             )  # fmt: skip
             return min(taking, default=None)
@@ -99,7 +109,10 @@ class StepGraphs:
         if not (narrows or self._packer.exact) or not self._packer.fits_one_expansion(batch):
             return None
         kept = int(batch.kept.sum()) if narrows else batch.num_tokens
-        enough = (size for size in self._mixed if size.rows >= batch.num_tokens and size.last >= kept)
+        enough = (
+            size for size in self._mixed
+            if size.adapted == adapted and size.rows >= batch.num_tokens and size.last >= kept
+        )  # fmt: skip
         return min(enough, default=None)
 
     def replay(self, packed: Step, size: StepSize) -> Tensor:

@@ -111,8 +111,6 @@ class Admission:
                 field="prompt",
             )
         check_spans(request, self._limits.max_num_batched_tokens, self._limits.hidden_size)
-        if request.adapter:
-            raise InvalidInput(f"adapter is {request.adapter}; this release has none: leave it at 0", field="adapter")
         tokens = self._limits.most_cached_tokens(request)
         need = self._geometry.held_bytes(tokens)
         if need > self._pool_bytes:

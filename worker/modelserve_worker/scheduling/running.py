@@ -25,6 +25,7 @@ from modelserve_worker.batch import (
 )
 from modelserve_worker.embedded_spans import NO_SPANS, SpanRows
 from modelserve_worker.request import CacheTrial, Request, TokenConstraint
+from modelserve_worker.scheduling.adapter_slots import NO_SLOT
 from modelserve_worker.scheduling.drafting import Drafting
 from modelserve_worker.scheduling.pages.arena import PageArena
 from modelserve_worker.scheduling.pages.page_table import PageTable
@@ -106,6 +107,7 @@ class SlotCounters:
         self.dear: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # by masks that take long, of its latest step
         self.scored: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # its prompt's log probabilities are asked for
         self.spanned: NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)  # rows of its prompt begin from embeddings
+        self.adapter = np.full(slots, NO_SLOT, dtype=np.int32)  # slot of its adapter
         self.slice = np.zeros(slots, dtype=np.int32)  # most rows of a step, of a trial's
 
     def enter(self, running: RunningRequest, most_cached_tokens: int, computed: int) -> None:

@@ -59,6 +59,7 @@ from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import NOT_A_NUMBER, Int32Array, SampledTokens, ScheduledBatch, commit_first_tokens
 from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput, TokenLogprobs
+from modelserve_worker.scheduling.adapter_slots import AdapterSlotTable
 from modelserve_worker.scheduling.admission import Admission, SchedulerLimits
 from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.costs.mixed_pace import MixedPace
@@ -98,6 +99,7 @@ class Scheduler:
         tiers: Iterable[TierOf] = (),
         looks_up: bool = False,
         events: CacheEvents | None = None,
+        adapter_slots: int = 0,
     ) -> None:
         """`draft_tokens`: how many are proposed at a time, by `asked_drafts` where a step asks; with `step_costs`
         what pays. A draft must not write over a row that it reads, nor one that its request reads if it is wrong.
@@ -111,7 +113,7 @@ class Scheduler:
             self.arena, geometry, limits, keeps_pages=prefix_caching, tiers=tiers, looks_up=looks_up, events=events
         )
         self._geometry, self._admission = geometry, Admission(limits, geometry, pool_bytes)
-        self._queue, self.held_back = RequestQueue(), HeldBack()
+        self._queue, self.held_back, self.adapters = RequestQueue(), HeldBack(), AdapterSlotTable(adapter_slots)
         self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
         self._spans = WholeSpans(self._running, limits.max_num_batched_tokens)
         self._counters = self._running.counters
@@ -127,6 +129,7 @@ class Scheduler:
     def validate(self, request: Request) -> None:
         """Raise InvalidInput, with the arithmetic, if the request could never run, even alone."""
         self._admission.validate(request)
+        self.adapters.check(request)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidInput, and has changed nothing, if it could never run or its id is in use."""
@@ -141,6 +144,7 @@ class Scheduler:
             return self._finish(running, FinishReason.ABORT)
         if self._queue.remove(request_id):
             self.prefixes.gone(request_id)
+            self.adapters.forget(request_id)
             return RequestOutput(request_id, (), FinishReason.ABORT)
         return None
 
@@ -148,7 +152,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a result comes or a request is added."""
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step would outrun the device"
         self.prefixes.settle()
-        self._queue.fetched(self.prefixes.take_ready())
+        self._queue.fetched(self.prefixes.take_ready() + self.adapters.take_waiting())
         counters, slots = self._counters, self._running.slots()
         decodes, prefills = counters.by_kind(slots)
         decoding = len(decodes) > 0
@@ -226,6 +230,7 @@ class Scheduler:
         record = self._next_in_flight(step)
         self._totals.failed_steps_total += 1
         self._tables_unknown = True
+        self.adapters.resend()
         anywhere = record.renumbers or bool(self._in_flight)
         for running in (holders := self._running.holders(record.slots)):
             self.prefixes.distrust(running)
@@ -293,6 +298,9 @@ class Scheduler:
         counters, admission = self._counters, self._admission
         self.prefixes.prepare(0 if self._queue.first is None else admission.committed_bytes(self._queue.first))
         while (request := self._queue.first) and len(self._running) < self.limits.max_running:
+            if not self.adapters.seat(request):
+                self._queue.put_aside(request)
+                continue
             slot = self._running.free_slot
             hit = self.prefixes.find(request)
             needed = admission.committed_bytes(request) - self.prefixes.shared_bytes(hit)
@@ -315,6 +323,7 @@ class Scheduler:
             running = RunningRequest(request, slot, table, stopping, shares_rows)
             self._running.enter(running, most_cached, self.prefixes.begin(running, hit))
             self.drafting.enter(slot)
+            counters.adapter[slot] = self.adapters.enter(request)
             if not request.admitted:
                 request.admitted = True
                 self.held_back.admitted(len(request.prompt_token_ids), request.cached_tokens)
@@ -335,8 +344,7 @@ class Scheduler:
         counters = self._counters
         segments = self._running.segments(decodes, drafts, prefills, shares, most_drafts=self.drafting.most)
         slots, starts, drawn, given = segments.slots, segments.starts, segments.drawn, segments.given
-        ends = starts + segments.lengths
-        first = counters.last_step[slots] < 0
+        ends, first = starts + segments.lengths, counters.last_step[slots] < 0
         spare_slots = self.prefixes.write(self._running, slots, starts, ends, decodes=len(decodes))
         if self._tables_unknown:
             self._tables_unknown = False
@@ -347,24 +355,15 @@ class Scheduler:
         asked = self._running.drafts_to_ask(slots[sampling], drawn[sampling], drafting=self.drafting)
         errands = self.prefixes.take_errands(self._step, moves_pages=bool(moves := self.arena.take_moves()))
         batch = ScheduledBatch(
-            step=self._step,
-            slots=slots,
-            starts=starts,
-            lengths=segments.lengths,
-            sampled=drawn + given if len(given) else drawn,
-            given=given,
-            targets=segments.targets,
-            output_counts=counters.known[slots] - counters.prompt[slots],
-            token_ids=segments.token_ids,
+            step=self._step, slots=slots, starts=starts, lengths=segments.lengths,
+            sampled=drawn + given if len(given) else drawn, given=given, targets=segments.targets,
+            output_counts=counters.known[slots] - counters.prompt[slots], token_ids=segments.token_ids,
             admitted=tuple(running.admitted() for running in self._running.holders(slots[first])),
-            page_moves=moves,
-            global_updates=self.arena.take_updates(LayerKind.GLOBAL),
+            page_moves=moves, global_updates=self.arena.take_updates(LayerKind.GLOBAL),
             sliding_updates=self.arena.take_updates(LayerKind.SLIDING),
-            constrained=np.flatnonzero(counters.constrained[slots[sampling]]).astype(np.int32),
-            spare_slots=spare_slots,
-            generated=segments.generated,
-            asked=asked,
-            spans=segments.spans, trial=segments.trial, **errands._asdict(),
+            constrained=np.flatnonzero(counters.constrained[slots[sampling]]).astype(np.int32), asked=asked,
+            spare_slots=spare_slots, generated=segments.generated, spans=segments.spans, trial=segments.trial,
+            **errands._asdict(), **self.adapters.of_step(counters.adapter[slots])._asdict(),
         )  # fmt: skip
         # A decode's row is the token that was sampled before; the first token of an answer has no row yet.
         first_tokens = np.count_nonzero(counters.known[slots[sampling]] == counters.prompt[slots[sampling]])
@@ -395,6 +394,7 @@ class Scheduler:
         """End a request. Without a step in flight its slot and pages return at once."""
         self.prefixes.ended(running, int(self._counters.computed[running.slot]), sound=sound)
         self._running.end(running)
+        self.adapters.leave(running.request)
         last_step = int(self._counters.last_step[running.slot])
         if not self._in_flight or last_step < self._in_flight[0].step:
             self._running.return_pages(last_step)

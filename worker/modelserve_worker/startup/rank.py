@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,6 +22,8 @@ from modelserve.sizing.communicator import environment
 from modelserve.sizing.cuda_graphs import graphs_bytes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_sums import peer_bytes, peer_rows_layout
+from modelserve_worker.adapters.slots import AdapterSlots
+from modelserve_worker.adapters.store import AdapterStore
 from modelserve_worker.cache.host_memory import HostMemory
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.drafter import Drafter
@@ -130,13 +133,19 @@ def start_rank(
         with compilations():
             check_exact(model)
     drafter = drafter_of(args, model, speculation)
+    adapters = None
+    if args.adapters is not None:
+        adapters = AdapterStore(AdapterSlots(model, args.adapters), architecture)
     phases.end("weights")
     beside_graphs = 0
     if table.on_kernels:
         few_rows = speculation.step_rows(args.max_num_seqs)
         beside_graphs = sampling_bytes(architecture, rows=few_rows, tensor_parallel_size=args.tensor_parallel_size)
     with compilations():
-        runner, use = _profile(model, args, geometry, device, probe, drafter=drafter, beside_graphs_bytes=beside_graphs)
+        runner, use = _profile(
+            model, args, geometry, device, probe, drafter=drafter, adapters=adapters,
+            beside_graphs_bytes=beside_graphs,
+        )  # fmt: skip
     step_seconds = None
     if probe is None:
         step_seconds = timed_steps(
@@ -269,6 +278,7 @@ def _profile(
     probe: GPUMemoryProbe | None,
     *,
     drafter: Drafter | None,
+    adapters: AdapterStore | None,
     beside_graphs_bytes: int,
 ) -> tuple[GPUModelRunner, MemoryUse]:
     """Run the heaviest step over a cache of one page per kind, which every page table entry names."""
@@ -286,9 +296,13 @@ def _profile(
         max_num_seqs=args.max_num_seqs,
         max_model_len=longest,
         drafter=drafter,
+        adapters=adapters,
     )
     drafts, asked = runner.draft_tokens, runner.asked_drafts
-    runner.profile(heaviest_steps(args, longest=longest, on_gpu=on_gpu, draft_tokens=drafts, asked=asked))
+    steps = heaviest_steps(args, longest=longest, on_gpu=on_gpu, draft_tokens=drafts, asked=asked)
+    if adapters is not None:  # each again with an adapter, whose factors are zeros
+        steps += tuple(replace(step, adapters=np.zeros(step.num_requests, dtype=np.int32)) for step in steps)
+    runner.profile(steps)
     if probe is not None:
         settings = inspection.read_rank_settings(
             args,
@@ -310,7 +324,13 @@ def _profile(
         geometry,
         args,
         weight_format=model.weight_format,
-        weights_bytes=model.parameter_bytes() + (0 if drafter is None else drafter.weights_bytes),
+        weights_bytes=sum(
+            (
+                model.parameter_bytes(),
+                0 if drafter is None else drafter.weights_bytes,
+                0 if adapters is None else adapters.slots.nbytes,
+            )
+        ),
     )
     return runner, use
 

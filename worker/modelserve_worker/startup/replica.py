@@ -35,6 +35,7 @@ from modelserve.errors import InvalidInput, ModelServeError
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.pages import CacheGeometry
+from modelserve_worker.adapters.store import AdapterStore
 from modelserve_worker.batch import FailedStep, Int32Array, ModelRunner, PendingStep, SampledTokens, ScheduledBatch
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.host_pages import HostProgress
@@ -71,6 +72,7 @@ class LaunchedReplica:
     table: KernelTable  # of kernels, the same on all ranks
     captured_rows: tuple[int, ...]  # of steps with prompts, rising
     step_seconds: StepSeconds | None  # on a CPU
+    adapters: AdapterStore | None
 
 
 def launch(
@@ -394,4 +396,5 @@ def _replica(started: StartedRank, runner: ModelRunner) -> LaunchedReplica:
         table=started.runner.table,
         captured_rows=started.runner.captured_rows,
         step_seconds=started.step_seconds,
+        adapters=started.runner.adapters,
     )

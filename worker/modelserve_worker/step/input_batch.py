@@ -5,11 +5,12 @@ Two layouts at fixed addresses: one for steps of few-row segments alone, which c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from modelserve.sizing.adapters import AdapterLimits
 from modelserve.sizing.kernel_buffers import chunk_slots
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.speculation import Speculation
@@ -22,36 +23,21 @@ from modelserve_worker.batch import (
     stored_from,
 )
 from modelserve_worker.kernels.step import Draws, Segments, Step
+from modelserve_worker.step.adapted_rows import ADAPTED_ROWS, CHUNKED, DECODES, KEPT, AdaptedRows, with_adapters
 from modelserve_worker.step.chunk_passes import SECTION, ChunkPasses, PassSize
 from modelserve_worker.step.packing_limits import PackingLimits
 from modelserve_worker.step.segment_columns import Ints, of_rows, row_by_row
 from modelserve_worker.step.staging import StagingBuffer
+from modelserve_worker.step.step_size import QueryBlocks, StepSize
 
 _PADDING = -1
+_PADDED = ("positions", "slots", "starts", "assumed", ADAPTED_ROWS)
 _SEGMENT = ("slots", "starts", "lengths", "rows")  # columns of Segments
 _ROW = ("token_ids", "positions", "global_slots", "sliding_slots", "commit_slots")
 _RING = "ring_slots"  # a column of rows, where a drafter has layers with windows
 _SAMPLED = ("sampled_rows", "sampled_slots", "sampled_positions", "output_counts")
 _DRAWS = ("draw_slots", "draw_firsts", "draw_lengths", "draw_rows")
 _KEPT = ("kept", "kept_slots", "kept_positions")
-
-
-@dataclass(frozen=True)
-class QueryBlocks:
-    """Tokens of one query block of the chunk kernels, by page kind, and keys that one expansion may hold."""
-
-    global_tokens: int
-    sliding_tokens: int
-    expansion_keys: int
-
-
-@dataclass(frozen=True, order=True)
-class StepSize:
-    """Rows of a captured step and how many of them have hidden states, both with padding."""
-
-    rows: int
-    last: int  # once narrowed; all, in a step without chunks
-    few: int = 1  # most rows of a segment that is no chunk
 
 
 class StepPacker:
@@ -70,6 +56,7 @@ class StepPacker:
         device: torch.device,
         most_rows: int = 1,
         exact: bool = False,
+        adapters: AdapterLimits | None = None,
     ) -> None:
         self.most_rows = most_rows
         self.exact = exact
@@ -83,6 +70,7 @@ class StepPacker:
             vocab_size=vocab_size, max_model_len=max_model_len,
         )  # fmt: skip
         self._blocks = blocks
+        self.adapted = None if adapters is None else AdaptedRows(adapters, max_num_seqs)
         self._numbers = np.arange(self._max_tokens, dtype=np.int32)
         self._most_segments = self._few if exact else max_num_seqs
         decodes = _sections("decode_", _SEGMENT, self._most_segments)
@@ -91,6 +79,10 @@ class StepPacker:
         kept = {**_sections("", _KEPT, self._few), **_sections("kept_segment_", _SEGMENT, max_num_seqs)}
         if most_rows > 1:
             decodes["assumed"] = max_num_seqs
+        if self.adapted is not None:
+            decodes |= self.adapted.sections(DECODES, self._few)
+            chunks |= self.adapted.sections(CHUNKED, self._max_tokens)
+            kept |= self.adapted.sections(KEPT, self._few)
         self._passes = ChunkPasses(max_num_seqs)
         draft = geometry.draft
         self._rings = draft if draft is not None and draft.window_layers else None
@@ -147,6 +139,9 @@ class StepPacker:
             self._fill_kept(batch, firsts)
             kept = int(batch.kept.sum()) if padded_to is None else padded_to.last
             narrowed = self._narrowed(kept, batch.num_requests if padded_to is None else self.segments_of(kept))
+        filled = None
+        if self.adapted is not None and len(batch.adapters):
+            filled = self.adapted.fill(staging, batch, padded_to, chunked=chunked, narrowed=narrows)
         if chunked:
             self._passes.send(staging, len(passes))
         else:
@@ -155,6 +150,7 @@ class StepPacker:
         if padded_to is not None and not chunked:
             padded, most_rows = self.segments_of(rows, padded_to.few), padded_to.few
         step = self._step(staging, rows, padded, chunks, passes, narrowed, few=most_rows)
+        step = step if filled is None else with_adapters(step, *filled)
         if not drawn:
             return step
         views = [staging.device(name)[:drawn] for name in _SAMPLED]
@@ -173,13 +169,14 @@ class StepPacker:
         """Rows of a captured step with chunks that have hidden states, where `last` are enough."""
         return rows if self.exact else last
 
-    def decode_views(self, rows: int, few: int = 1) -> Step:
+    def decode_views(self, rows: int, few: int = 1, *, adapted: bool = False) -> Step:
         """The step of `rows` rows in segments of at most `few` that `pack` fills, all of it padding for now: what a
         graph is captured over."""
         self._clear(self._decodes)
-        return self._step(self._decodes, rows, self.segments_of(rows, few), None, (), None, few=few)
+        step = self._step(self._decodes, rows, self.segments_of(rows, few), None, (), None, few=few)
+        return step if not adapted or self.adapted is None else self.adapted.decode_views(step, self._decodes)
 
-    def mixed_views(self, rows: int, last: int) -> Step:
+    def mixed_views(self, rows: int, last: int, *, adapted: bool = False) -> Step:
         """The same for a step of `rows` rows with chunks, of which at most `last` go on: its launches cover whatever
         such a step may hold."""
         self._clear(self._any)
@@ -189,7 +186,8 @@ class StepPacker:
         most_pages = blocks.expansion_keys // self._geometry.global_page.page_tokens
         whole = self._pass(chunks, 0, PassSize(-(-rows // blocks.global_tokens) + size, most_pages))
         narrowed = None if self.exact else self._narrowed(last, self.segments_of(last))
-        return self._step(self._any, rows, self._most_segments, chunks, (whole,), narrowed, few=self.most_rows)
+        step = self._step(self._any, rows, self._most_segments, chunks, (whole,), narrowed, few=self.most_rows)
+        return step if not adapted or self.adapted is None else self.adapted.mixed_views(step, self._any)
 
     def segments_of(self, rows: int, few: int = 1) -> int:
         """Segments that a captured step of so many rows has room for."""
@@ -201,7 +199,7 @@ class StepPacker:
         staging.begin()
         for name in staging.names:
             if name != SECTION:
-                staging.host(name)[:] = _PADDING if name.endswith(("positions", "slots", "starts", "assumed")) else 0
+                staging.host(name)[:] = _PADDING if name.endswith(_PADDED) else 0
         if staging is self._any:
             self._passes.clear(staging)
         else:

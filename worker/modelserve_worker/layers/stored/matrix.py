@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.kernels.operations import MatrixProducts
+from modelserve_worker.layers.adapter_rows import MatrixTerm
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
@@ -45,21 +46,26 @@ class StoredMatrix(nn.Module):
         self.dtype = dtype  # of inputs, results and `dense`
         self.workspace: Tensor | None = None  # uint8, shared with other matrices; without one, scratch is new each time
         self.products = products  # of experts: grouped ones
+        self.term: MatrixTerm | None = None  # of adapters; None: there is no room for any
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
-        return self._product(x)
+        return self._with_term(x, self._product(x))
 
     def in_parts(self, x: Tensor) -> Tensor:
         """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded."""
-        return self._product(x, split=True)
+        return self._with_term(x, self._product(x, split=True))
 
     def gated(self, x: Tensor, elementwise: ElementwiseBackend) -> Tensor:
         """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
         product = self.products.of(x.shape[0])
-        if product is not None and product.choice.ends.gated and x.shape[0]:
+        adapted = self.term is not None and self.term.active  # the term comes before GELU
+        if product is not None and product.choice.ends.gated and x.shape[0] and not adapted:
             return self._product(x, gated=True)
         return elementwise.gated_gelu(self.linear(x))
+
+    def _with_term(self, x: Tensor, product: Tensor) -> Tensor:
+        return product if self.term is None else self.term.added(x, product)
 
     def _product(self, x: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         product = self.products.of(x.shape[0])

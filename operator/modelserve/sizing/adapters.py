@@ -1,0 +1,88 @@
+"""What LoRA adapters take on one rank: slots of device memory, scratch of a step, and copies in host memory.
+
+A slot has room for one adapter of the largest rank r on every matrix that may be adapted: A [P r, inputs] of the P
+matrices that are stacked there, each with factors of its own, and B [outputs, r]. A rank holds the inputs of A where
+its matrix is cut by inputs and the outputs of B where it is cut by outputs, so that its term is a share of the sum that
+the ranks add up anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.weight_format import TextLinear
+from modelserve.sizing.weights.text import WeightTensor, element_bytes, weight_tensors
+
+ADAPTABLE = (
+    TextLinear.QKV, TextLinear.OUTPUT, TextLinear.GATE_UP, TextLinear.DOWN, TextLinear.LAYER_INPUT_GATE,
+    TextLinear.LAYER_PROJECTION, TextLinear.MODEL_PROJECTION,
+)  # fmt: skip
+"""Linear layers whose products have the additive term; those of experts have none yet."""
+MOST_SLOTS, MOST_ADAPTERS, MOST_RANK = 256, 1024, 256
+BLOCK_ROWS = 16  # rows of one adapter that are multiplied together
+INPUTS_PER_SPLIT = 256  # of A x that one program sums
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """`slots` adapters lie in device memory, and so in one step; `most` in host memory, of rank `rank` at most and of
+    `targets` alone."""
+
+    slots: int
+    most: int
+    rank: int
+    targets: tuple[TextLinear, ...] = ADAPTABLE
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedMatrix:
+    """A matrix of one rank that may be adapted: `parts` rows of each that is stacked in it, `inputs` columns."""
+
+    linear: TextLinear
+    parts: tuple[int, ...]
+    inputs: int
+
+    def elements(self, rank: int) -> int:
+        """Of both factors of one adapter."""
+        return rank * (len(self.parts) * self.inputs + sum(self.parts))
+
+    def scratch_bytes(self, rank: int, rows: int) -> int:
+        """float32 [splits, rows, parts, rank]: what A x comes to, summed piece by piece."""
+        return -(-self.inputs // INPUTS_PER_SPLIT) * rows * len(self.parts) * rank * _FLOAT32
+
+
+def adapted_matrices(
+    architecture: ModelArchitecture, targets: tuple[TextLinear, ...], *, tensor_parallel_size: int
+) -> Iterator[AdaptedMatrix]:
+    """Those of one rank, layer by layer."""
+    for tensor in weight_tensors(architecture, tensor_parallel_size=tensor_parallel_size):
+        if tensor.linear in targets:
+            yield AdaptedMatrix(tensor.linear, _parts(tensor), tensor.columns)
+
+
+def slot_bytes(architecture: ModelArchitecture, limits: AdapterLimits, *, tensor_parallel_size: int) -> int:
+    """Device memory of one slot on one rank, in the model's dtype; an adapter in host memory takes as much."""
+    matrices = adapted_matrices(architecture, limits.targets, tensor_parallel_size=tensor_parallel_size)
+    return sum(matrix.elements(limits.rank) for matrix in matrices) * element_bytes(architecture)
+
+
+def step_blocks(limits: AdapterLimits, rows: int, requests: int) -> int:
+    """Most blocks of one adapter's rows in a step of `rows` rows of `requests` requests."""
+    adapters = min(limits.slots, rows, requests)
+    return -(-rows // BLOCK_ROWS) + adapters
+
+
+def scratch_bytes(
+    architecture: ModelArchitecture, limits: AdapterLimits, *, tensor_parallel_size: int, rows: int, requests: int
+) -> int:
+    """Device memory that a step of `rows` rows holds of one product's A x, on one rank: that of the largest."""
+    padded = step_blocks(limits, rows, requests) * BLOCK_ROWS
+    matrices = adapted_matrices(architecture, limits.targets, tensor_parallel_size=tensor_parallel_size)
+    return max((matrix.scratch_bytes(limits.rank, padded) for matrix in matrices), default=0)
+
+
+def _parts(tensor: WeightTensor) -> tuple[int, ...]:
+    return tensor.parts or (tensor.rows,)

@@ -1,0 +1,168 @@
+"""Requests with adapters get what transformers computes of the merged weights, whatever lies beside them in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_checkpoints import make_checkpoint
+from peft import LoraConfig, get_peft_model
+from transformers import Gemma4ForCausalLM
+
+from modelserve.engine_args import EngineArgs
+from modelserve_worker.engine.engine import Engine
+from modelserve_worker.engine_startup import build_engine
+from modelserve_worker.request import Request, SamplingParams
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PER_LAYER = ["per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"]
+TARGETS = {
+    "E2B": LINEARS + PER_LAYER, "E4B": LINEARS + PER_LAYER, "12B": LINEARS, "26B-A4B": LINEARS, "31B": LINEARS,
+}  # fmt: skip
+TOLERANCE = 2e-4
+
+
+def train(base: Path, into: Path, *, seed: int, **settings: Any) -> Gemma4ForCausalLM:
+    """An adapter whose factors are all random, saved as PEFT does; the model with it merged."""
+    torch.manual_seed(seed)
+    model = Gemma4ForCausalLM.from_pretrained(base)
+    config = LoraConfig(**{"r": 4, "lora_alpha": 6, "init_lora_weights": False} | settings)
+    peft = get_peft_model(model, config)
+    peft.save_pretrained(into)
+    return peft.merge_and_unload().eval()
+
+
+def reference(model: Gemma4ForCausalLM, tokens: Sequence[int]) -> torch.Tensor:
+    """Log probabilities of tokens 1.. given those before, float64 [N - 1]."""
+    with torch.no_grad():
+        logits = model(torch.tensor([list(tokens)])).logits[0].double()
+    chosen = torch.tensor(list(tokens[1:]))[:, None]
+    return logits.log_softmax(-1)[:-1].gather(1, chosen)[:, 0]
+
+
+def engine_of(base: Path, **settings: Any) -> Engine:
+    args = EngineArgs(
+        model=str(base), device="cpu", dtype="float32", max_model_len=128, max_num_seqs=16, max_num_batched_tokens=48,
+        max_num_mixed_tokens=24, cpu_memory_bytes=2 << 30, max_lora_rank=8, **settings,
+    )  # fmt: skip
+    return build_engine(args, lambda *_: None).engine
+
+
+def load(engine: Engine, digest: str, directory: Path) -> str | None:
+    """The problem, if there is one."""
+    answers: list[str | None] = []
+    engine.read_adapter(digest, str(directory), answers.append)
+    while not answers:
+        pass
+    return answers[0]
+
+
+def scored(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[torch.Tensor, list[int], torch.Tensor]]:
+    """By request: log probabilities of its prompt, its tokens, and their log probabilities."""
+    for request in requests:
+        engine.add(request)
+    prompts: dict[str, torch.Tensor] = {}
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    drawn: dict[str, list[float]] = {request.request_id: [] for request in requests}
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+            if output.prompt_logprobs is not None:
+                prompts[output.request_id] = torch.from_numpy(output.prompt_logprobs.logprobs.copy()).double()
+            tokens[output.request_id] += output.token_ids
+            drawn[output.request_id] += [each.logprob for each in output.logprobs]
+    return {name: (prompts[name], tokens[name], torch.tensor(drawn[name]).double()) for name in prompts}
+
+
+def request(name: str, tokens: Sequence[int], adapter: str = "", *, max_tokens: int = 4) -> Request:
+    sampling = SamplingParams(
+        seed=1, max_tokens=max_tokens, temperature=0.0, logprobs=0, prompt_logprobs=0, ignore_eos=True
+    )
+    return Request(name, list(tokens), sampling, adapter=adapter)
+
+
+def prompts(count: int, vocabulary: int) -> Iterator[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    for index in range(count):
+        yield torch.randint(6, vocabulary, (9 + 7 * index,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("variant", list(TARGETS))
+def test_a_mixed_batch_is_what_merged_weights_compute(variant: str, tmp_path: Path) -> None:
+    """Three adapters on two slots and the base, in steps that they share, prompts in chunks and tokens behind them."""
+    base = tmp_path / "base"
+    config = make_checkpoint(variant, base, seed=5)
+    models = {"": Gemma4ForCausalLM.from_pretrained(base).eval()}
+    settings: list[dict[str, Any]] = [
+        {"target_modules": TARGETS[variant]},
+        {"target_modules": TARGETS[variant][:2], "r": 8, "use_rslora": True},
+        {"target_modules": TARGETS[variant], "rank_pattern": {"down_proj": 2}, "alpha_pattern": {"o_proj": 1.5}},
+    ]
+    for number, each in enumerate(settings):
+        models[f"adapter-{number}"] = train(base, tmp_path / f"adapter-{number}", seed=number, **each)
+    engine = engine_of(base, max_loras=2, max_cpu_loras=3)
+    for name in models:
+        if name:
+            assert load(engine, name, tmp_path / name) is None
+    asked = {
+        f"{number}-{name}": request(f"{number}-{name}", tokens, name)
+        for number, tokens in enumerate(prompts(3, config["vocab_size"]))
+        for name in models
+    }
+    results = scored(engine, list(asked.values()))
+    assert len(results) == len(asked)
+    base_scores = {}
+    for name, each in asked.items():
+        of_prompt, tokens, of_tokens = results[name]
+        expected = reference(models[each.adapter], [*each.prompt_token_ids, *tokens])
+        assert float((torch.cat((of_prompt, of_tokens)) - expected).abs().max()) <= TOLERANCE, name
+        if not each.adapter:
+            base_scores[name.split("-")[0]] = of_prompt
+        else:  # no adapter is its base
+            assert float((of_prompt - base_scores[name.split("-")[0]]).abs().max()) > 100 * TOLERANCE, name
+
+
+def test_what_no_slot_takes_is_refused_and_others_serve_on(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    config = make_checkpoint("12B", base, seed=5)
+    train(base, tmp_path / "wide", seed=1, target_modules=LINEARS, r=16)
+    train(base, tmp_path / "good", seed=2, target_modules=LINEARS)
+    engine = engine_of(base, max_loras=1, lora_targets=("qkv", "o", "gate_up", "down"))
+    problem = load(engine, "wide", tmp_path / "wide")
+    assert problem is not None
+    assert "its rank is 16; this worker's slots have 8" in problem
+    assert load(engine, "good", tmp_path / "good") is None
+    (tokens,) = prompts(1, config["vocab_size"])
+    assert scored(engine, [request("one", tokens, "good"), request("two", tokens)])
+    with pytest.raises(Exception, match="the adapter 'wide' is not loaded"):
+        engine.add(request("three", tokens, "wide"))
+
+
+def test_a_prefix_is_shared_within_an_adapter_alone(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    config = make_checkpoint("31B", base, seed=5)
+    models = {name: train(base, tmp_path / name, seed=number, target_modules=LINEARS)
+              for number, name in enumerate(("one", "two"))}  # fmt: skip
+    engine = engine_of(base, max_loras=2)
+    for name in models:
+        assert load(engine, name, tmp_path / name) is None
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(6, config["vocab_size"], (100,), generator=generator).tolist()
+    first = request("first", tokens, "one")
+    scored(engine, [first])
+    plain = SamplingParams(seed=1, max_tokens=3, temperature=0.0, logprobs=0, ignore_eos=True)
+    later = [Request(f"later-{name or 'base'}", tokens, plain, adapter=name) for name in ("one", "two", "")]
+    for each in later:
+        engine.add(each)
+    while engine.has_work:
+        engine.step()
+    assert [each.cached_tokens > 0 for each in later] == [True, False, False]
+    for each, name in zip(later, ("one", "two"), strict=False):
+        whole = [*tokens, *each.output_token_ids]
+        logits = models[name](torch.tensor([whole])).logits[0, len(tokens) - 1 : -1]
+        assert logits.argmax(-1).tolist() == each.output_token_ids

@@ -1,0 +1,47 @@
+"""Which rows of the step at work have adapters, for the layers that add their terms; and the term of one matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from modelserve_worker.kernels.adapters.terms import AdapterBlocks, AdapterTerms, SlotFactors
+
+
+class AdapterRows:
+    """One of a model. `current`: those of the rows that products get now; None: no row has an adapter, and products
+    are as if there were none."""
+
+    def __init__(self) -> None:
+        self.current: AdapterBlocks | None = None
+        self._narrowed: AdapterBlocks | None = None
+
+    def begin(self, blocks: AdapterBlocks | None, narrowed: AdapterBlocks | None) -> None:
+        """A step begins; `narrowed`: of its rows that go on once it is narrowed."""
+        self.current, self._narrowed = blocks, narrowed
+
+    def narrow(self) -> None:
+        """From here on there are the narrowed step's rows alone."""
+        self.current = self._narrowed
+
+
+@dataclass(frozen=True)
+class MatrixTerm:
+    """What adapters add to products by one matrix."""
+
+    factors: SlotFactors
+    rows: AdapterRows
+    backend: AdapterTerms
+
+    @property
+    def active(self) -> bool:
+        """Whether a row of the step at work has an adapter."""
+        return self.rows.current is not None
+
+    def added(self, x: Tensor, product: Tensor) -> Tensor:
+        """`product` [T, outputs], or [P, T, outputs] whose sum it is, of x [T, inputs]: increased in place."""
+        if self.rows.current is not None and x.shape[0]:
+            whole = product if product.dim() == 2 else product[0]
+            self.backend.add(x, whole, self.factors, self.rows.current)
+        return product
