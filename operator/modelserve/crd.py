@@ -26,9 +26,9 @@ from modelserve.api.model_adapter import (
     ModelAdapterSpec,
     ModelAdapterStatus,
 )
-from modelserve.api.schema_types import MAX_NAME_LENGTH, NAME_PATTERN, ApiModel
+from modelserve.api.schema_types import MAX_NAME_LENGTH, NAME_PATTERN, UNOBSERVED, ApiModel
 from modelserve.api.spec import ModelServeSpec
-from modelserve.api.status import UNOBSERVED, ModelServeStatus
+from modelserve.api.status import ModelServeStatus
 
 RELEASE_ANNOTATION = f"{GROUP}/release"  # whose definition it is: an older release leaves a newer one's alone
 _HEADER = "# Generated from operator/modelserve/api by `make crds`; edit the models, not this file.\n"

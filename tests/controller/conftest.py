@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from modelserve.api import CalibrationTerm
-from modelserve.api.status import UNOBSERVED
+from modelserve.api.schema_types import UNOBSERVED
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.model_facts import ModelFacts
 from modelserve.model.weight_format import BFLOAT16

@@ -13,6 +13,7 @@ from modelserve.api.modelserve import (
     ObjectMeta,
 )
 from modelserve.api.pod import PodOverrides
+from modelserve.api.schema_types import Condition
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import (
     Calibration,
@@ -20,7 +21,6 @@ from modelserve.api.status import (
     CalibrationTerm,
     Candidate,
     Concurrency,
-    Condition,
     GpuMemory,
     KVCachePlan,
     ModelServeStatus,

@@ -14,16 +14,18 @@ from modelserve.api.model_source import HubRevision, SecretKeyRef
 from modelserve.api.schema_types import (
     MAX_NAME_LENGTH,
     NAME_PATTERN,
+    UNOBSERVED,
     ApiModel,
     Bytes,
+    Condition,
     Count,
     DnsName,
     Generation,
     cel_rules,
 )
-from modelserve.api.status import UNOBSERVED, Condition
 from modelserve.api.unknown_fields import without_unknown
 from modelserve.errors import InvalidInput
+from modelserve.model.weight_format import TextLinear
 from modelserve.sizing.adapters import MOST_ADAPTERS, MOST_RANK, MOST_SLOTS
 
 ADAPTER_KIND = "ModelAdapter"
@@ -38,8 +40,6 @@ AdapterTarget = Literal[  # as `modelserve adapter` prints them: linears as the 
     "o",
     "gate_up",
     "down",
-    "expert_gate_up",
-    "expert_down",
     "per_layer_input_gate",
     "per_layer_projection",
     "per_layer_model_projection",
@@ -79,7 +79,7 @@ class AdaptersSpec(ApiModel):
     targets: tuple[AdapterTarget, ...] | None = Field(
         default=None,
         min_length=1,
-        max_length=9,
+        max_length=7,
         json_schema_extra={"x-kubernetes-list-type": "set"},
         description="Kinds of linears that adapters may change, which size a slot; left out: all that the model has.",
     )
@@ -91,6 +91,17 @@ class AdaptersSpec(ApiModel):
         if self.targets is not None and len(set(self.targets)) < len(self.targets):
             raise ValueError(f"targets names one more than once: {', '.join(self.targets)}")
         return self
+
+
+class AdaptersPlan(ApiModel):
+    """Room for adapters as planned; a setting that was left out is the plan's."""
+
+    max: int = Field(ge=1, le=MOST_ADAPTERS, description="Versions of adapters in host memory.")
+    slots: int = Field(ge=1, le=MOST_SLOTS, description="Adapters in GPU memory at a time.")
+    rank: int = Field(ge=1, le=MOST_RANK, description="Largest rank.")
+    targets: tuple[TextLinear, ...] = Field(max_length=9, description="Linears that adapters may change.")
+    slots_bytes: Bytes = Field(description="Of all slots, on one GPU; a part of weightsBytes.")
+    host_bytes: Bytes = Field(description="Of all copies in host memory of a worker on GPUs, in its pod's request.")
 
 
 class ModelReference(ApiModel):

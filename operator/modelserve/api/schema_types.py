@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo
 
@@ -77,6 +77,36 @@ Share = Annotated[str, StringConstraints(max_length=6, pattern=r"^(0(\.[0-9]{1,4
 Price = Annotated[str, StringConstraints(max_length=10, pattern=r"^(0|[1-9][0-9]*)(\.[0-9]{1,4})?$")]
 SignedDecimalString = Annotated[str, StringConstraints(max_length=20, pattern=r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,4})?$")]
 Message = Annotated[str, StringConstraints(max_length=4096)]
+
+Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
+
+
+class Condition(ApiModel):
+    """A condition in the form of metav1.Condition."""
+
+    type: str = Field(min_length=1, max_length=316, pattern=r"^[A-Za-z][A-Za-z0-9]*$", description="Kind of condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    observed_generation: Generation | None = Field(
+        default=None, description="metadata.generation that this condition was computed from."
+    )
+    last_transition_time: Timestamp = Field(description="When status last changed.")
+    reason: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+        description="CamelCase reason.",
+    )
+    message: str = Field(max_length=32768, description="What happened, in a sentence for people.")
+
+
+UNOBSERVED = Condition(
+    type="Ready",
+    status="Unknown",
+    reason="Pending",
+    message="Waiting for the operator.",
+    last_transition_time="1970-01-01T00:00:00Z",
+)
+
 
 _FACTORS = {
     "": Decimal(1), "m": Decimal("0.001"),

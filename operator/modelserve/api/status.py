@@ -12,9 +12,12 @@ from pydantic import Field, StringConstraints
 
 from modelserve.api.cache_quality import CacheQualities
 from modelserve.api.drafter import DrafterPlan
+from modelserve.api.model_adapter import AdaptersPlan
 from modelserve.api.schema_types import (
+    UNOBSERVED,
     ApiModel,
     Bytes,
+    Condition,
     Count,
     DecimalString,
     Generation,
@@ -51,34 +54,6 @@ LimitedBy = Literal[
     "Cpu",
 ]
 PageCount = Annotated[int, Field(ge=0, le=1 << 40, json_schema_extra={"format": "int64"})]
-Timestamp = Annotated[str, StringConstraints(max_length=32), Field(json_schema_extra={"format": "date-time"})]
-
-
-class Condition(ApiModel):
-    """A condition in the form of metav1.Condition."""
-
-    type: str = Field(min_length=1, max_length=316, pattern=r"^[A-Za-z][A-Za-z0-9]*$", description="Kind of condition.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    observed_generation: Generation | None = Field(
-        default=None, description="metadata.generation that this condition was computed from."
-    )
-    last_transition_time: Timestamp = Field(description="When status last changed.")
-    reason: str = Field(
-        min_length=1,
-        max_length=1024,
-        pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-        description="CamelCase reason.",
-    )
-    message: str = Field(max_length=32768, description="What happened, in a sentence for people.")
-
-
-UNOBSERVED = Condition(
-    type="Ready",
-    status="Unknown",
-    reason="Pending",
-    message="Waiting for the operator.",
-    last_transition_time="1970-01-01T00:00:00Z",
-)
 
 
 class NodeSelectorRequirement(ApiModel):
@@ -214,6 +189,7 @@ class PlanStatus(ApiModel):
     host_cache_bytes: Bytes | None = Field(
         default=None, description="Pinned host memory of each worker for cached prefixes, where any was asked for."
     )
+    adapters: AdaptersPlan | None = Field(default=None, description="Room for LoRA adapters, where any was asked for.")
     engine: EnginePlan | None = Field(default=None, description="Settings of the engine that sizing depends on.")
     drafter: DrafterPlan | None = Field(
         default=None, description="What proposes tokens, where anything is asked to, has room and pays."

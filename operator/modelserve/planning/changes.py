@@ -26,6 +26,9 @@ def plan_changes(before: PlanStatus, after: PlanStatus) -> Iterator[str]:
     caches = [f"{p.kv_cache.dtype} {p.kv_cache.layout}" if p.kv_cache else "none" for p in (before, after)]
     if caches[0] != caches[1]:
         yield f"cache {caches[0]} -> {caches[1]}"
+    rooms = [f"{p.adapters.slots} of {p.adapters.max}" if p.adapters else "none" for p in (before, after)]
+    if rooms[0] != rooms[1]:
+        yield f"adapters {rooms[0]} -> {rooms[1]}"
     drafters = [drafted_by(p) for p in (before, after)]
     if drafters[0] != drafters[1]:
         yield f"drafts {drafters[0]} -> {drafters[1]}"

@@ -60,6 +60,13 @@ def engine_args_for(
         asked["mixed_step_milliseconds"] = DEFAULT_MIXED_STEP_MILLISECONDS // 2
     if plan.host_cache_bytes:
         asked["host_cache_bytes"] = plan.host_cache_bytes
+    if (room := plan.adapters) is not None:
+        asked |= {
+            "max_loras": room.slots,
+            "max_lora_rank": room.rank,
+            "max_cpu_loras": room.max,
+            "lora_targets": room.targets,
+        }
     if plan.drafter is not None:
         asked |= _drafts(plan.drafter, drafter_directories)
     return EngineArgs(

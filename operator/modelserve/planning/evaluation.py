@@ -155,6 +155,7 @@ def _sized(
         speculation=_speculation(wishes, tensor_parallel)[0],
         profile="exact" if wishes.exact else "fast",
         capability=known_capability(accelerator.compute_capability),
+        adapters=wishes.adapters,
     )
     total = wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes
     settings, memory = _predicted(

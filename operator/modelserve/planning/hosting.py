@@ -40,7 +40,7 @@ def hosted(result: Evaluation, spec: ModelServeSpec, wishes: Wishes, pools: Sequ
     if host.lacks(asked) == "HostMemory":
         missing = asked.memory_bytes - host.memory_bytes
         message = (
-            f"the pod asks its node for {gib(asked.memory_bytes)} of memory{_pinned(wishes)}, {where} has "
+            f"the pod asks its node for {gib(asked.memory_bytes)} of memory{_pinned(wishes, result.gpus)}, {where} has "
             f"{gib(host.memory_bytes)} allocatable: {gib(missing)} missing"
         )
         return _refused(result, message, "HostMemory", remedy, missing)
@@ -61,7 +61,8 @@ def unsaid(fit: Fit, spec: ModelServeSpec, wishes: Wishes, offers: Sequence[Acce
 
 
 def _asked(spec: ModelServeSpec, wishes: Wishes, gpus: int) -> HostRequest:
-    return _request(*_users(spec), ranks=gpus, pinned_bytes=wishes.host_memory_bytes)
+    pinned = wishes.host_memory_bytes + wishes.adapter_copies_bytes(gpus)
+    return _request(*_users(spec), ranks=gpus, pinned_bytes=pinned)
 
 
 @lru_cache(maxsize=1024)  # every pool of every product asks
@@ -76,8 +77,10 @@ def _users(spec: ModelServeSpec) -> tuple[Stated, Stated]:
     return tuple(sorted(stated.requests.items())), tuple(sorted(stated.limits.items()))
 
 
-def _pinned(wishes: Wishes) -> str:
-    return f" ({gib(wishes.host_memory_bytes)} of it kvCache.hostMemory)" if wishes.host_memory_bytes else ""
+def _pinned(wishes: Wishes, gpus: int) -> str:
+    parts = ((wishes.host_memory_bytes, "kvCache.hostMemory"), (wishes.adapter_copies_bytes(gpus), "adapters"))
+    told = " and ".join(f"{gib(size)} of it {name}" for size, name in parts if size)
+    return f" ({told})" if told else ""
 
 
 def _refused(fit: Fit, message: str, limited_by: LimitedBy, remedy: str, missing: int | None) -> Refusal:
@@ -102,9 +105,14 @@ def _less_memory(spec: ModelServeSpec, wishes: Wishes, fit: Fit, host: HostCapac
     users = _users(spec)
     if "memory" in dict(users[0]):
         return f"with pod.resources.requests.memory {host.memory_bytes // MIB}Mi"
-    left = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=0).memory_bytes
+    copies = wishes.adapter_copies_bytes(fit.gpus)
+    left = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=copies).memory_bytes
     if wishes.host_memory_bytes and left >= GIB:
         return f"with kvCache.hostMemory {left // GIB}Gi"
     if wishes.host_memory_bytes and left >= 0:
         return "with kvCache.hostMemory left out"
+    if copies and wishes.adapters is not None:
+        room = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=0).memory_bytes
+        if (fewer := room * wishes.adapters.most // copies) >= 1:
+            return f"with adapters.max {fewer}"
     return f"on nodes with {gib(_asked(spec, wishes, fit.gpus).memory_bytes)} of allocatable memory"

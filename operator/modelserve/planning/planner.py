@@ -171,6 +171,8 @@ def _wishes(
         assistants=assistants,
         image_architectures=image_architectures,
     )
+    if found.adapters is not None:
+        found = replace(found, adapted=architecture)
     return found if found.drafts is None else replace(found, drafts=found.drafts.of_target(architecture))
 
 

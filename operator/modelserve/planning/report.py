@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
+from modelserve.api.model_adapter import AdaptersPlan
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.speed import ExpectedDrafts, ExpectedReuse, ExpectedSpeed, TimeTerms
 from modelserve.api.status import (
@@ -65,6 +66,7 @@ def chosen_plan(
         container_memory_bytes=fit.memory.total_bytes if on_cpu else None,
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         host_cache_bytes=wishes.host_cache_bytes(fit.accelerator) or None,
+        adapters=_adapters(fit, wishes),
         engine=EnginePlan(
             max_num_batched_tokens=wishes.chunk(fit.accelerator),
             max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
@@ -257,6 +259,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
         places(fit, wishes),
         other_settings(fit, architecture, wishes),
         _host_memory(fit, wishes),
+        _adapters_text(_adapters(fit, wishes)),
         _found(fit, architecture, wishes),
         drafts_text(fit, architecture, wishes, expected),
         _reservations(fit, wishes),
@@ -264,6 +267,28 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
     if fit.limited_by is None and wishes.max_model_len is None:
         sentences.append(f"maxModelLen is the model's own limit of {architecture.max_position_embeddings:,} tokens")
     return "; ".join(sentence for sentence in sentences if sentence)
+
+
+def _adapters(fit: Fit, wishes: Wishes) -> AdaptersPlan | None:
+    """Room for adapters; None where none was asked for."""
+    limits = wishes.adapters
+    if limits is None:
+        return None
+    return AdaptersPlan(
+        max=limits.most,
+        slots=limits.slots,
+        rank=limits.rank,
+        targets=limits.targets,
+        slots_bytes=sum(term.bytes for term in fit.memory.terms if term.name == "adapters"),
+        host_bytes=wishes.adapter_copies_bytes(fit.gpus),
+    )
+
+
+def _adapters_text(room: AdaptersPlan | None) -> str:
+    if room is None:
+        return ""
+    copies = f", and copies of {room.max} {room.host_bytes / GIB:.2f} GiB of host memory" if room.host_bytes else ""
+    return f"{room.slots} slots for adapters of rank {room.rank} take {room.slots_bytes / GIB:.3f} GiB{copies}"
 
 
 def _host_memory(fit: Fit, wishes: Wishes) -> str:

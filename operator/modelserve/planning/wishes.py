@@ -12,10 +12,12 @@ from modelserve.api.schema_types import MAX_BYTES, quantity_value
 from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES, Accelerator
+from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.model_facts import AssistantFacts
-from modelserve.model.weight_format import WeightFormat
+from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
+from modelserve.sizing.adapters import ADAPTABLE, AdapterLimits, slot_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 DEFAULT_UTILIZATION = Decimal("0.9")
@@ -26,6 +28,7 @@ GPU_COUNTS = (1, 2, 4, 8)
 LARGE_GPU_BYTES = 70 << 30
 CHUNK_CPU, CHUNK_SMALL_GPU, CHUNK_LARGE_GPU = 512, 2048, 8192
 DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_ADAPTER_SLOTS, DEFAULT_ADAPTER_RANK = 8, 16
 DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, DEFAULT_TURN_TOKENS = 2048, 256, 512
 _LIMIT, _REQUEST = "spec.pod.resources.limits.memory", "spec.pod.resources.requests.memory"
 _HOST = "spec.kvCache.hostMemory"
@@ -62,6 +65,8 @@ class Wishes:
     drafts: WantedDrafts | None = None
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES  # CPUs that the worker's image is built for
     host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
+    adapters: AdapterLimits | None = None
+    adapted: ModelArchitecture | None = None  # whose linears they change, where there is room for any
 
     @property
     def mean_context(self) -> float:
@@ -112,6 +117,12 @@ class Wishes:
         """Host memory for cached prefixes; none on the CPU, whose pool is host memory."""
         return 0 if accelerator.is_cpu else self.host_memory_bytes
 
+    def adapter_copies_bytes(self, ranks: int) -> int:
+        """Host memory of a worker on so many GPUs for copies of adapters, as many as it may have."""
+        if self.adapters is None or self.adapted is None or not ranks:
+            return 0
+        return self.adapters.most * ranks * slot_bytes(self.adapted, self.adapters, tensor_parallel_size=ranks)
+
     def least_model_len(self, longest: int) -> int:
         """Shortest context worth a plan: minModelLen, else maxModelLen, else 2,048 tokens or the model's own limit."""
         return self.min_model_len or self.max_model_len or min(DEFAULT_MIN_MODEL_LEN, longest)
@@ -161,8 +172,23 @@ def wishes(
         weight_format=weight_format,
         image_architectures=image_architectures,
         host_memory_bytes=_host_memory_bytes(spec),
+        adapters=adapter_limits(spec),
         exact=engine is not None and engine.profile == "exact",
         drafts=wanted_drafts(spec, assistants=assistants, acceptance=learned.acceptance),
+    )
+
+
+def adapter_limits(spec: ModelServeSpec) -> AdapterLimits | None:
+    """Room for adapters, with the defaults of what is left open; None: none was asked for."""
+    asked = spec.adapters
+    if asked is None:
+        return None
+    named = ADAPTABLE if asked.targets is None else tuple(TextLinear(each) for each in asked.targets)
+    return AdapterLimits(
+        slots=asked.slots or min(asked.max, DEFAULT_ADAPTER_SLOTS),
+        most=asked.max,
+        rank=asked.rank or DEFAULT_ADAPTER_RANK,
+        targets=tuple(each for each in ADAPTABLE if each in named),
     )
 
 

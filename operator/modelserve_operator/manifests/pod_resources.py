@@ -33,7 +33,7 @@ def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_b
         {side: _without_gpus(users.get(side) or {}) for side in ("requests", "limits")},
         ranks=plan.tensor_parallel or 1,
         container_memory_bytes=plan.container_memory_bytes,
-        pinned_bytes=plan.host_cache_bytes or 0,
+        pinned_bytes=(plan.host_cache_bytes or 0) + (plan.adapters.host_bytes if plan.adapters else 0),
     )
     requests, limits = made["requests"], made["limits"]
     if downloaded_bytes is not None:
