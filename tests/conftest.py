@@ -1,7 +1,8 @@
 """Kernels run in Triton's interpreter where there is no GPU; it must be chosen before any kernel module is imported.
 
 No example of Hypothesis is held to a time: a busy machine is no fault. A property gets 100 examples, and 300 by
-`--hypothesis-profile=long`, unless it says itself that it can afford fewer.
+`--hypothesis-profile=long`, unless it says itself that it can afford fewer. By `--hypothesis-profile=short`, as make
+says, tests that are marked `drawn` run a third of their parameters. Reports have the CPU seconds of each test.
 """
 
 import os
@@ -14,6 +15,8 @@ import pytest
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
+from cpu_of_tests import pytest_runtest_setup, pytest_runtest_teardown  # noqa: F401
+from run_length import draw
 
 hypothesis.settings.register_profile(
     "short", deadline=None, max_examples=100, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -22,9 +25,10 @@ hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("sh
 hypothesis.settings.load_profile("short")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The slowest begin first, so that no process is still at one of them when nothing is left for the others."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    draw(config, items)
 
 
 if not torch.cuda.is_available():

@@ -3,14 +3,17 @@
     python tests/running/spent.py REPORT...             # exit status 1 where tests take more than the table allows
     python tests/running/spent.py --record REPORT...    # write what is new or has grown into the table
 
-A report is what `pytest --junitxml` writes. The table has a row a test of a second and more, over all its parameters,
-and one a file for what its shorter tests take together. Without a table all rows are recorded.
+A report is what `pytest --junitxml` writes. Seconds are of CPU, as `tests/conftest.py` measures them of a test and of
+the programs that it waits for: what runs beside tests does not count. End-to-end tests, which wait for what others
+compute, have their time by the clock. The table has a row a test of a second and more, over all its parameters, and one
+a file for what its shorter tests take together. Without a table all rows are recorded; a report of which the table has
+no row is compared with nothing until it is recorded.
 
-Machines differ by more than tests may grow, and one is now busy and now not. So the seconds of each report are divided
-by the median of how much longer its rows took than the table says: what all rows have in common is no growth. What is
-certain, and fails, is what new tests take, and what others take beyond twice their seconds in the table, or beyond five
-seconds where that is more, less what tests took that are gone. By how much all rows together have grown is only said:
-a program that ran beside a part of the tests for minutes does as much.
+Machines differ by more than tests may grow. So the seconds of each report are divided by the median of how much longer
+its rows took than the table says: what all rows have in common is no growth. What is certain, and fails, is what new
+tests take, and what others take beyond twice their seconds in the table, or beyond five seconds where that is more,
+less what tests took that are gone: which parameters are drawn (`run_length`) changes a row by less. By how much all
+rows together have grown is only said: caches that a busy neighbour fills do as much.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ LEAST_SECONDS = 5.0
 COMPARED_SECONDS = 1.0
 """What a test has to take for a row of its own, and a row for its ratio to say something of the machine."""
 
+WAITING = "tests/e2e/"
+"""Tests of which the CPU is that of others' processes."""
+
 Seconds = Mapping[str, float]
 """By row: `tests/core/test_a.py::test_b`, or `tests/core/test_a.py` for all its tests that have no row."""
 
@@ -49,11 +55,14 @@ class Growth(NamedTuple):
 
 
 def read_report(report: Path) -> Seconds:
-    """Seconds of each test, of its set-up and clean-up too. Raises OSError, ElementTree.ParseError, KeyError."""
+    """Seconds of each test, of its set-up and clean-up too; of CPU where the report has them and nobody else computes.
+
+    Raises OSError, ElementTree.ParseError, KeyError, ValueError."""
     spent: Counter[str] = Counter()
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         row = f"{case.attrib['file']}::{case.attrib['name'].partition('[')[0]}"
-        spent[row] += float(case.attrib["time"])  # type: ignore[assignment]
+        cpu = None if row.startswith(WAITING) else case.find("./properties/property[@name='cpu']")
+        spent[row] += float(case.attrib["time"] if cpu is None else cpu.attrib["value"])  # type: ignore[assignment]
     return spent
 
 
@@ -143,16 +152,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no report {', '.join(absent)}: pytest writes one with --junitxml, make unit and make e2e do so")
     reports = [read_report(report) for report in asked.reports]
     table = read_table(asked.table.read_text()) if asked.table.exists() else {}
+    unknown: list[Seconds] = []
     for report, spent in zip(asked.reports, reports, strict=True):
         whole, ratio = sum(spent.values()), pace(table, spent)
         print(f"{report}: {whole:.0f} s in {len(spent)} tests, {ratio:.2f} times what the table has for most")
+        if table and spent and not in_rows(table, spent, float("inf")).keys() & table.keys():
+            print(f"nothing of it is recorded in {asked.table} yet: it is compared with nothing (--record)")
+            unknown.append(spent)
     if asked.record:
         asked.table.write_text(write_table(recorded(table, reports, in_tree)))
         return 0
     if not table:
         print(f"nothing is recorded in {asked.table} yet: what tests take is compared with nothing (--record)")
         return 0
-    found = growth(table, reports, in_tree)
+    found = growth(table, [spent for spent in reports if spent not in unknown], in_tree)
     told = problems(table, found)
     share = found.together / sum(table.values())
     print(f"at the table's pace all tests together take {share:+.1%} of what it has")

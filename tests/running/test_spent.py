@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,63 @@ def test_many_small_growths_are_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     assert "all tests together take +4.2% of what it has" in told
     assert "many have grown a little" in told
+
+
+def test_cpu_counts_where_a_test_computes_and_the_clock_where_it_waits(tmp_path: Path) -> None:
+    cpu = '<properties><property name="record" value="9"/><property name="cpu" value="1.5"/></properties>'
+    cases = "".join(
+        f'<testcase classname="c" name="{name}" file="{file}" time="4.0">{measured}</testcase>'
+        for file, name, measured in (
+            ("tests/core/test_a.py", "test_a[1]", cpu), ("tests/core/test_a.py", "test_a[2]", cpu),
+            ("tests/core/test_a.py", "test_old", ""), ("tests/e2e/test_b.py", "test_b", cpu),
+        )
+    )  # fmt: skip
+    report = tmp_path / "report.xml"
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert spent.read_report(report) == {
+        "tests/core/test_a.py::test_a": 3.0,
+        "tests/core/test_a.py::test_old": 4.0,
+        "tests/e2e/test_b.py::test_b": 4.0,
+    }
+
+
+def test_the_cpu_of_a_test_and_of_what_it_starts_is_in_the_report(tmp_path: Path) -> None:
+    """What it only waits for is not."""
+    test = tmp_path / "test_three.py"
+    spin = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.4: pass"
+    test.write_text(
+        "import subprocess, sys, time\n"
+        f"def test_computes(): exec({spin!r})\n"
+        f"def test_starts(): subprocess.run([sys.executable, '-c', {spin!r}], check=True)\n"
+        "def test_waits(): time.sleep(0.4)\n"
+    )
+    report = tmp_path / "report.xml"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "-p", "cpu_of_tests", "-p", "no:cacheprovider",
+            "-o", "junit_family=xunit1",
+            f"--junitxml={report}", test.name,
+        ],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(spent.ROOT / "tests" / "running")}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    taken = {row.rpartition("::")[2]: seconds for row, seconds in spent.read_report(report).items()}
+    assert taken["test_computes"] >= 0.39
+    assert taken["test_starts"] >= 0.39
+    assert taken["test_waits"] < 0.3
+
+
+def test_a_report_of_which_nothing_is_recorded_is_no_growth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "spent.tsv"
+    here = "tests/running/test_spent.py"
+    table.write_text(f"{here}::test_noise_is_no_growth\t20.0\n")
+    known = _report(tmp_path / "unit.xml", {f"{here}::test_noise_is_no_growth": [20.0]})
+    other = _report(tmp_path / "e2e.xml", {"tests/e2e/test_chaos.py::test_it": [300.0]})
+    assert spent.main([f"--table={table}", str(known), str(other)]) == 0
+    assert "nothing of it is recorded" in capsys.readouterr().out
+    mixed = {f"{here}::test_noise_is_no_growth": [20.0], "tests/e2e/test_chaos.py::test_it": [300.0]}
+    assert spent.main([f"--table={table}", str(_report(tmp_path / "both.xml", mixed))]) == 1
 
 
 @pytest.mark.parametrize(("make", "gate", "status"), [(0, 0, 0), (2, 0, 2), (0, 1, 1), (2, 1, 2)])

@@ -73,6 +73,7 @@ def judged(model: Gemma4ForCausalLM, assistant: Path, conversations: Sequence[Re
     return right, possible
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("noise", [0.0, 0.8])
 def test_drafts_are_accepted_as_often_as_those_of_the_trained_assistant(
     model: Gemma4ForCausalLM, conversations: list[Rendered], noise: float, tmp_path: Path
@@ -88,6 +89,7 @@ def test_drafts_are_accepted_as_often_as_those_of_the_trained_assistant(
     assert (right > 0.9 * possible).all() == (noise == 0.0)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("kind", LayerKind)
 def test_over_wrong_pages_few_drafts_are_right(
     model: Gemma4ForCausalLM, conversations: list[Rendered], kind: LayerKind, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,7 @@ def check(
     return told, made
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("k", "noise", "ahead"), [(4, 0.0, True), (3, 0.8, False)])
 def test_a_trained_assistant_changes_no_token(
     v_only: Sayings, k: int, noise: float, ahead: bool, tmp_path: Path

@@ -59,6 +59,7 @@ class Compared(Drafter):
         return proposal
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("kind", ["zlab", "dspark"])
 def test_what_is_paged_is_what_the_text_says(kind: str, tmp_path: Path) -> None:
     directory = write_block_drafter(tmp_path / kind, TARGET, kind=kind)

@@ -27,6 +27,7 @@ def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_launches, "most_splits", lambda _: 2)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "kv"), [
     ("31B", KVCacheDtype.FLOAT32), ("31B", KVCacheDtype.INT8), ("E4B", KVCacheDtype.FLOAT32),
 ])  # fmt: skip

@@ -119,6 +119,7 @@ def test_a_captured_step_with_chunks_has_room_for_last_rows_of_as_many_requests(
     assert views.narrowed.decode.most == views.narrowed.decode.slots.numel() == SLOTS
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("device", "variant", "kv"), [
     (CPU, "31B", "auto"), *(pytest.param(CUDA, *case, marks=ON_GPU) for case in (
         ("31B", "auto"), ("31B", "int8"), ("31B", "fp8_e4m3"), ("E4B", "auto"), ("E4B", "int8"))),
@@ -145,6 +146,7 @@ def test_captured_steps_with_drafts_say_what_steps_of_one_row_say(
         assert_told_alike(model, geometry, alone, drafted, driver_for)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("device", "variant", "kv", "centroids"), [
     (CPU, "E4B", "auto", 32), *(pytest.param(CUDA, *case, marks=ON_GPU) for case in (
         ("31B", "auto", 0), ("31B", "int8", 0), ("31B", "fp8_e4m3", 0), ("E4B", "auto", 32), ("E4B", "int8", 32))),

@@ -172,6 +172,7 @@ def assert_same(said: Said, alone: Said, name: str, *, apart: float = 2e-4) -> N
         assert same, f"{name}, of its prompt: {said.prompt.logprobs}, alone {alone.prompt.logprobs}"
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("k", "right", "ahead"),
     [(1, 0.5, True), (2, 1.0, False), (3, 0.5, False), (4, 0.0, True), (4, 0.6, True)],
@@ -229,6 +230,7 @@ def test_an_answer_whose_masks_are_dear_takes_no_drafts(trained, model, without,
         assert_same(each, without[name], name)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("with_assistant", "ahead"), [(False, False), (True, True)])
 def test_requests_say_what_they_say_without_a_lookup(
     trained, model, without, with_assistant: bool, ahead: bool

@@ -64,6 +64,7 @@ def _run(engine: Engine, requests: list[Request], rng: random.Random | None = No
     return tokens
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "moves"), [("31B", False), ("E4B", True)])
 def test_a_pool_that_is_too_small_changes_no_token(tmp_path, geometry_of, variant, moves) -> None:
     """Preempted, batched, chunked and moved about, each request says what it says alone; every read was permitted."""

@@ -57,6 +57,7 @@ def exact(directory, *names: str) -> Exact:
     return made
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("looked_up", [False, True])
 def test_drafts_change_no_byte(looked_up: bool) -> None:
     """Answers to one body, penalties, a stop string, min_tokens, prompt log probabilities and a grammar."""

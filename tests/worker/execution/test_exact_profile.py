@@ -54,6 +54,7 @@ def alone(models) -> dict[str, dict[str, Said]]:
     return found
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B"])
 @pytest.mark.parametrize(("chunk", "order"), [(256, None), (40, 1), (33, 2)])
 def test_a_request_has_the_bits_that_it_has_alone(models, alone, variant, chunk, order) -> None:
@@ -86,6 +87,7 @@ def test_a_preempted_request_has_them_too(models, alone, variant) -> None:
     assert differing(said, alone[variant]) == []
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("variant", "k", "right", "ahead"),
     [("E4B", 1, 0.5, True), ("26B-A4B", 2, 1.0, False), ("E4B", 3, 0.5, False), ("26B-A4B", 4, 0.0, True)],

@@ -265,6 +265,7 @@ def test_what_is_compiled_ahead_has_the_constants_of_its_launch(tmp_path: Path) 
     assert formats == ["bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("name", "capability", "kernels"), [
     ("int4", 89, ["int4_dequantise", "int4_expert_products", "int4_product"]),
     ("int4", 90, ["int4_expert_products", "integer_rows_sm90.cu", "linear_int4_sm90.cu", "linear_rows_sm90.cu"]),

@@ -56,6 +56,7 @@ def check(done: Replay, requests: list[Forced], checkpoint: Path) -> None:
         assert float((rows - expected).abs().max()) < 1e-4
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "max_num_seqs"), [("31B", 3), ("E4B", 2)])
 def test_steps_through_the_kernels_say_what_the_reference_says(variant: str, max_num_seqs: int, tmp_path: Path) -> None:
     """Prompts in chunks and decodes of two requests, of which last rows go on alone; every row is stamped."""
@@ -99,6 +100,7 @@ def told(runner: GPUModelRunner, requests: list[Request], pool_bytes: int) -> di
     return {request.request_id: request.output_token_ids for request in requests}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "prompts"), [("31B", (13,)), ("E4B", (9, 4))])
 def test_drafts_that_the_kernels_verify_change_no_token(
     variant: str, prompts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +154,7 @@ def as_captured(runner: GPUModelRunner, batch: ScheduledBatch, *, every_row: boo
     return runner._hidden(views)[: batch.num_requests]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "max_num_seqs"), [("31B", 2), ("E4B", 3)])
 def test_steps_in_arrays_of_larger_ones_say_what_the_reference_says(
     variant: str, max_num_seqs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

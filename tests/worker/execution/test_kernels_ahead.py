@@ -104,6 +104,7 @@ def environment(**variables: str) -> dict[str, str]:
     return inherited | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "changes", "settings", "capability"), [
     ("31B", {"num_hidden_layers": 9, "full_attention_layers": (3, 8)}, {}, 90),
     ("31B", {"num_hidden_layers": 8, "full_attention_layers": (3, 6)}, {"kv_cache_dtype": "int8"}, 80),

@@ -77,6 +77,7 @@ def forced_logits(served: Served, driver, rng: random.Random, *, preempt: bool) 
     return [torch.cat(parts) for parts in done]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", list(VARIANTS))
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 20), preempt=st.booleans())
@@ -192,6 +193,7 @@ def test_a_step_without_samples_returns_none(served, driver_for) -> None:
     assert case.replica.runner.execute(driver.batch(driver.share("r", [5, 6, 7]))).result().token_ids.size == 0
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", ["12B", "E2B"])
 @pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3", "bfloat16"])
 def test_small_cache_formats_stay_near_and_do_not_depend_on_chunks(tmp_path, driver_for, variant, dtype) -> None:

@@ -81,6 +81,7 @@ def test_many_passes_give_the_same(small_architecture, geometry_of, driver_for) 
         torch.testing.assert_close(output.double(), projections.dense(name, layer), atol=1e-5, rtol=0)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "dtype", [KVCacheDtype.BFLOAT16, KVCacheDtype.INT8, KVCacheDtype.FP8_E4M3, KVCacheDtype.FP8_E5M2]
 )

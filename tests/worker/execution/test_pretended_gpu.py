@@ -97,6 +97,7 @@ def test_what_a_capture_gave_back_is_overwritten_by_graphs_of_later_ones() -> No
         assert address.isnan().all()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "profile", "capability", "flags"), [
     ("E4B", "fast", 90, {"num_speculative_tokens": 3}),
     ("26B-A4B", "exact", 80, {"prompt_lookup": True, "kv_cache_dtype": "int8"}),

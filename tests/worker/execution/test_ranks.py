@@ -104,6 +104,7 @@ def _threads_of_group() -> list[str]:
     return [name for name in names if "gloo" in name]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", ["31B", "E4B"])
 def test_two_ranks_say_what_one_says(tmp_path, driver_for, variant) -> None:
     make_checkpoint(variant, tmp_path, seed=6)

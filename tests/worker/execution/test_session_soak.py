@@ -1,5 +1,5 @@
-"""Ten seconds of tests/soak/sessions.py: two ranks, a small pool, a small host tier, half of it refused on one rank,
-copies that do not end; every answer is that of an engine without a cache, and no byte is lost."""
+"""Seconds of tests/soak/sessions.py (ten by `make test-long`): two ranks, a small pool, a small host tier, half of it
+refused on one rank, copies that do not end; every answer is that of an engine without a cache, and no byte is lost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_length import share
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.timeout(300)
 def test_sessions_over_two_ranks_and_host_memory() -> None:
     done = subprocess.run(
-        [sys.executable, "tests/soak/sessions.py", "--seconds", "10"],
+        [sys.executable, "tests/soak/sessions.py", "--seconds", str(share(10))],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": "operator:worker", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -31,6 +31,7 @@ LOOKUP, ASSISTED, EXACT = {"prompt_lookup": True}, {"drafter": str(ASSISTANT)}, 
 PAIRS, PLACES = 500, ("CPU", "NVIDIA-L4", "NVIDIA-H200")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("tokens", "seqs", "more"),
     [

@@ -23,6 +23,8 @@ from modelserve.sizing.backends.table import AttentionTile
 from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.arguments import StepRows
 
+pytestmark = pytest.mark.drawn
+
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPUTE = torch.bfloat16 if DEVICE == "cuda" else torch.float32

@@ -21,6 +21,8 @@ from modelserve_worker.kernels.products.hopper.cluster_rows_sm90 import (
     kernel_for,
 )
 
+pytestmark = pytest.mark.drawn
+
 CUDA = torch.device("cuda")
 # One part of a tile, many tiles, more inputs than stages, parts of the inputs: matrices of E4B, 26B-A4B and 31B.
 SHAPES = [(272, 1536), (20480, 2560), (3072, 2560), (2560, 10240), (256, 2560), (2560, 256), (4224, 2816), (2816, 2112),

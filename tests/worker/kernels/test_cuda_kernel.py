@@ -43,6 +43,7 @@ SHARED_BYTES = 227 * 1024  # of one block on capability 9.0
 SMALL = 'extern "C" __global__ void small(int* out) { *out = VALUE; }'
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("source", "threads", "releases"),
     [
@@ -103,6 +104,7 @@ def check_releases(cubin: bytes, folder: Path, *, any_release: bool) -> None:
     assert wait_masks.pending_at_arrivals(code) == []
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("rows", "matrix_rows", "settings", "spilled"), [
     (1, 43008, {"gated": True}, 0), (32, 5376, {}, 0), (8, 256, {}, 0), (9, 16384, {"fp8": True, "rounds": True}, 0),
     (16, 5376, {}, 0), (32, 43008, {"gated": True, "fp8": True}, 0),
@@ -125,6 +127,7 @@ def test_the_hopper_kernel_of_few_rows_fits_its_registers_and_shared_memory(
     check_releases(cubin, tmp_path, any_release=True)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("kernel", [
     IntegerKernel(352, 1, 1, 8, 21, gated=True), IntegerKernel(128, 2, 2, 8, 22, gated=False),
     IntegerKernel(128, 2, 2, 1, 84, gated=False), IntegerKernel(64, 4, 2, 8, 40, gated=True),
@@ -141,6 +144,7 @@ def test_the_hopper_kernel_of_integers_fits_its_registers_and_shared_memory(
     check_releases(cubin, tmp_path, any_release=True)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("kernel", [
     chosen_rows_sm90.kernel_for(1408, 8, gated=True), chosen_rows_sm90.kernel_for(2816, 8, gated=False),
     linear_rows_sm90.kernel_for(1, 2816, settles=True), linear_rows_sm90.kernel_for(1, 2816),

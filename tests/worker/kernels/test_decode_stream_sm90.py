@@ -20,6 +20,8 @@ from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.hopper.decode_stream_sm90 import StreamKernel
 from modelserve_worker.kernels.step import Step
 
+pytestmark = pytest.mark.drawn
+
 WIDTH = 256
 
 

@@ -17,6 +17,8 @@ from modelserve_worker.drafters.drafter import DraftLayers
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.step.block_tables import BlockTables
 
+pytestmark = pytest.mark.drawn
+
 SLOTS, LONGEST, WINDOW = 3, 512, 100
 # Heads of keys, queries of each, width, rows of a block, window, causal: z-lab's layers, RedHat's and DeepSpec's.
 SHAPES = [

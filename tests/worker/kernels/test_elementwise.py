@@ -12,6 +12,8 @@ from torch import Tensor
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend, PlainElementwise
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
+pytestmark = pytest.mark.drawn
+
 EPS = 1e-6
 DTYPES = [torch.bfloat16, torch.float32]
 ROWS = [1, 3, 17]

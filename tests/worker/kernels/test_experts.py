@@ -26,6 +26,8 @@ from modelserve_worker.kernels.experts.experts import (
 )
 from modelserve_worker.kernels.experts.experts_triton import ExpertTile, TritonExperts, products_with
 
+pytestmark = pytest.mark.drawn
+
 EPS = 1e-6
 BF16 = torch.bfloat16
 

@@ -21,6 +21,8 @@ from modelserve_worker.kernels.products.fp8_linear import e4m3_precision, repack
 from modelserve_worker.kernels.products.fp8_linear_triton import PLANES, PRECISION, fp8_grouped_with, fp8_product_with
 from modelserve_worker.kernels.products.linear_tiles import LinearTile, SharedBuffers
 
+pytestmark = pytest.mark.drawn
+
 Kind = Literal["channel", "block"]
 WHOLE = LinearTile(32, 8, 2, 3, programs=1)
 SPLIT = LinearTile(64, 16, 4, 3, programs=64)

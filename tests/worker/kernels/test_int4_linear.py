@@ -34,6 +34,8 @@ from modelserve_worker.kernels.products.linear_tiles import (
     tiles_of,
 )
 
+pytestmark = pytest.mark.drawn
+
 FEW = LinearTile(32, 8, 2, 3, programs=1, few=True)
 FEW_SPLIT = LinearTile(32, 16, 2, 3, programs=64, few=True)
 MANY = LinearTile(64, 16, 4, 2, programs=1)

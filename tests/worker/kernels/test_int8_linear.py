@@ -24,6 +24,8 @@ from modelserve_worker.kernels.products.int8_linear_triton import (
 )
 from modelserve_worker.kernels.products.linear_tiles import LinearTile, SharedBuffers
 
+pytestmark = pytest.mark.drawn
+
 WHOLE = LinearTile(32, 8, 2, 3, programs=1)
 SPLIT = LinearTile(64, 16, 4, 3, programs=64)
 SCALES = (torch.float32, torch.bfloat16, torch.float16)

@@ -21,6 +21,8 @@ from modelserve_worker.kernels.products.int4_linear import Int4Tiles
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs, repack_int8
 from modelserve_worker.kernels.products.nvfp4_linear import Nvfp4Tiles, repack_nvfp4
 
+pytestmark = pytest.mark.drawn
+
 Matrix = Int4Tiles | Nvfp4Tiles | Int8Pairs
 ELEMENTS: dict[type, Callable[..., Tensor]] = {
     Int4Tiles: int4_elements, Nvfp4Tiles: nvfp4_elements, Int8Pairs: int8_elements,

@@ -33,6 +33,7 @@ def tiny(name: str) -> ModelArchitecture:
     return facts.architecture.model_copy(update=small)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("name", "weights"), [("31B", int4(32)), ("26B-A4B", None)], ids=str)
 @torch.no_grad()
 def test_every_kernel_of_an_ampere_gpu_is_run(tool: ModuleType, name: str, weights: WeightFormat | None) -> None:

@@ -22,6 +22,8 @@ from modelserve_worker.kernels.products.nvfp4_linear_triton import (
     nvfp4_product_with,
 )
 
+pytestmark = pytest.mark.drawn
+
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
 WHOLE = LinearTile(32, 16, 4, 3, programs=1)
 SPLIT = LinearTile(64, 16, 4, 3, programs=64)

@@ -13,6 +13,8 @@ from modelserve_worker.kernels.attention.arguments import HeadNorms, Rotary, Ste
 from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
 from modelserve_worker.kernels.step import Step
 
+pytestmark = pytest.mark.drawn
+
 FORMATS = ["none", "int8", "fp8_e4m3", "fp8_e5m2"]
 LAYOUTS = [("global", False), ("global", True), ("sliding", False)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,6 +10,8 @@ import torch
 from modelserve_worker.kernels.sampling.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, LookupBackend, PlainLookup
 from modelserve_worker.kernels.sampling.prompt_lookup_triton import TritonLookup
 
+pytestmark = pytest.mark.drawn
+
 SLOTS, LENGTH = 6, 70
 BACKENDS = [PlainLookup(), TritonLookup()]
 

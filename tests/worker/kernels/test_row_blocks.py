@@ -11,6 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from modelserve_worker.kernels.products.row_blocks import grouped_product, plain_product
 
+pytestmark = pytest.mark.drawn
+
 BLOCKS = {4, 8, 16, 32, 64, 128, 256}
 
 

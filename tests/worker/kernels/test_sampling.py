@@ -22,6 +22,8 @@ from modelserve_worker.request import SamplingParams
 from modelserve_worker.step.sampler import Sampler
 from modelserve_worker.step.token_masks import TokenMaskBuffer
 
+pytestmark = pytest.mark.drawn
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAP = 30.0
 EOS = (1, 7)

@@ -23,6 +23,8 @@ from modelserve_worker.kernels.sampling.sampling_triton import TritonSampling
 from modelserve_worker.request import SamplingParams
 from modelserve_worker.step.sampling_slots import SamplingSlots
 
+pytestmark = pytest.mark.drawn
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAP = 30.0
 EOS = (1, 7)

@@ -22,6 +22,8 @@ from modelserve_worker.kernels.attention.hopper.sliding_decode_sm90 import Decod
 from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
 from modelserve_worker.kernels.step import Step
 
+pytestmark = pytest.mark.drawn
+
 WIDTH, EPS, MOST_ROWS = 256, 1e-6, 4
 LIMIT = 5e-3  # weights and results are rounded to bfloat16 once
 

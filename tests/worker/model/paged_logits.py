@@ -28,6 +28,7 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 from modelserve_worker.scheduling.tiers.host_tier import host_tiers
 
 # 70 and 140 cross global pages and reuse sliding ones.
+SCARCE_PROMPT = 60  # tokens
 FIRST_PROMPT = 200  # tokens of a session's first prompt, whose answer makes them 230
 LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 5, 70, 140)
 
@@ -234,7 +235,7 @@ def scarce(model: Gemma4ForCausalLM) -> Traffic:
     ids = [tuple(random_tokens(length, seed=length)) for length in (140, 139, WINDOW, 3 * WINDOW + 5)]
     geometry = geometry_of(model)
     pool = 2 * (geometry.held_bytes(140) - geometry.global_page.page_bytes)
-    requests = tuple(Forced(one, min(4, len(one) - 1), arrives=i) for i, one in enumerate(ids))
+    requests = tuple(Forced(one, min(SCARCE_PROMPT, len(one) - 1), arrives=i) for i, one in enumerate(ids))
     return Traffic(requests, chunk=24, steps_in_flight=2, pool_bytes=pool)
 
 

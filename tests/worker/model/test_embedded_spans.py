@@ -17,6 +17,8 @@ from torch import Tensor
 from modelserve_worker.embedded_spans import EmbeddedSpan
 from modelserve_worker.kernels.operations import PLAIN_EXACT
 
+pytestmark = pytest.mark.drawn
+
 TOLERANCE = 1e-4
 LENGTH = 100
 TRAINED = Path(__file__).parents[2] / "models"

@@ -15,6 +15,8 @@ from test_paged_logits import TOLERANCE, expected, model_of
 from modelserve.model.architecture import LayerKind
 from modelserve_worker.layers.mlp import GatedMLP
 
+pytestmark = pytest.mark.drawn
+
 # The last layer with a cache of its own is global, of K and V or of V alone, before layers that share it or none.
 VARIANTS = ("E4B", "E2B", "31B", "26B-A4B")
 

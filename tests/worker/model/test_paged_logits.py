@@ -25,6 +25,7 @@ from paged_logits import (
     session,
 )
 from rank_logits import on_every_rank
+from run_length import share
 from torch import Tensor
 
 from modelserve_worker.cache.kv_cache import KVCache
@@ -52,6 +53,7 @@ def crowd(*, prompt: Callable[[int], int], **limits: int | None) -> Traffic:
     return Traffic(requests, **limits)  # type: ignore[arg-type]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("chunk", [1, WINDOW - 1, WINDOW, WINDOW + 1, 33, 64, 512])
 def test_one_prompt_in_chunks(variant: str, chunk: int, checkpoint: Checkpoint) -> None:
@@ -61,6 +63,7 @@ def test_one_prompt_in_chunks(variant: str, chunk: int, checkpoint: Checkpoint) 
     check(directory, traffic, replay(model_of(directory), traffic).logits)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_unequal_lengths_in_one_batch(variant: str, steps_in_flight: int, checkpoint: Checkpoint) -> None:
@@ -69,6 +72,7 @@ def test_unequal_lengths_in_one_batch(variant: str, steps_in_flight: int, checkp
     check(directory, traffic, replay(model_of(directory), traffic).logits)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_preempted_and_recomputed(variant: str, steps_in_flight: int, checkpoint: Checkpoint) -> None:
@@ -97,7 +101,7 @@ def test_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
         assert torch.allclose(rows, wanted, atol=TOLERANCE), "rows that another request computed, on two ranks"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 @given(data=st.data())
 def test_logits_do_not_depend_on_company(data: st.DataObject, checkpoint: Checkpoint) -> None:
     """Any arrivals, prompt lengths, chunk, number of slots and pool: the same logits within 1e-4."""
@@ -122,6 +126,7 @@ def test_logits_do_not_depend_on_company(data: st.DataObject, checkpoint: Checkp
     check(directory, traffic, done.logits)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_are_the_references(variant: str, checkpoint: Checkpoint) -> None:
     """Two steps in flight; a token may differ only where the reference's two best logits are within 2e-4."""

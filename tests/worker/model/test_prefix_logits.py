@@ -14,6 +14,8 @@ from torch import Tensor
 from modelserve.sizing.pages import KVCacheDtype
 from modelserve_worker.scheduling.prefix import block_prefixes
 
+pytestmark = pytest.mark.drawn
+
 TOLERANCE = 1e-4
 
 Checkpoint = Callable[[str], Path]

@@ -27,6 +27,8 @@ from modelserve_worker.kernels.products.linear_tiles import SharedBuffers
 from modelserve_worker.layers.stored.int4 import Int4Matrix
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 
+pytestmark = pytest.mark.drawn
+
 CAPABILITY = 80
 IDS = random_tokens(17, seed=20)  # one more than few rows
 

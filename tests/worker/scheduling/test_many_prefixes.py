@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from operations import counted
 from prefix_sessions import MODEL, Sessions, text
+from run_length import share
 
 AT_ONCE = 16
 SHARED = text(1, 330)
@@ -53,17 +54,20 @@ class Crowd:
         return min(counted(lambda: self.ask(AT_ONCE)) for _ in range(3))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("own", [10, 63, 300])
 def test_request_ten_thousand_behind_one_prefix_costs_what_request_fifty_did(own: int) -> None:
+    last = share(10_000)
     crowd = Crowd(own, prefixes=22_000)
     crowd.ask_until(50)
     early = crowd.cost()
-    crowd.ask_until(10_000)
+    crowd.ask_until(last)
     assert crowd.cost() <= MOST * early
-    assert crowd.sessions.reuse.hits >= 10_000 * 320, "each resumed behind what it has in common with the others"
+    assert crowd.sessions.reuse.hits >= last * 320, "each resumed behind what it has in common with the others"
     assert not crowd.sessions.reuse.cache.evictions
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("own", [63, 300])
 @pytest.mark.parametrize("host", [False, True])
 def test_giving_up_one_of_many_prefixes_costs_what_one_of_few_does(own: int, host: bool) -> None:

@@ -224,6 +224,7 @@ def test_rows_for_a_prefix_that_are_not_stored_would_be_noticed(monkeypatch: pyt
         sessions.ask(PREFIX[:-60] + text(3, 10))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("drafts", [1, 3, 16])
 def test_hits_with_drafts_are_hits_without(drafts: int) -> None:
     """Of histories that are cut anywhere and go on, with two steps in flight; what is read is checked row by row."""
