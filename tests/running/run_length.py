@@ -1,14 +1,15 @@
 """How much of what is drawn by chance runs: a third by `make test`, and all of it by `make test-long`.
 
 A test of which a third is enough in one run says so where it is made: `share` of its examples, or the marker `drawn` of
-its parameters. Which of them run is drawn anew each time. pytest started by itself runs all parameters.
+its parameters. Which of them run is drawn anew each time, but each value that several of them have runs at least once:
+formats and kinds have code of their own. pytest started by itself runs all parameters.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import pytest
@@ -46,8 +47,27 @@ def left_out(items: Sequence[pytest.Item], seed: str) -> set[pytest.Item]:
     return {
         item
         for test, parameters in by_test.items()
-        for item in random.Random(f"{seed} {test}").sample(parameters, len(parameters) - third(len(parameters)))
+        for item in set(parameters) - set(_drawn(parameters, random.Random(f"{seed} {test}")))
     }
+
+
+def _drawn(items: list[pytest.Item], chance: random.Random) -> list[pytest.Item]:
+    """A third of `items`, or more where it takes more to have each value that several of them have."""
+    shuffled = chance.sample(items, len(items))
+    counts = Counter(value for item in items for value in _values(item))
+    wanted = {value for value, count in counts.items() if count > 1}
+    found, others = list[pytest.Item](), list[pytest.Item]()
+    for item in shuffled:
+        new = wanted & _values(item)
+        (found if new else others).append(item)
+        wanted -= new
+    return found + others[: max(0, third(len(items)) - len(found))]
+
+
+def _values(item: pytest.Item) -> set[tuple[str, str]]:
+    """Its parameters by name."""
+    called = getattr(item, "callspec", None)
+    return {(name, repr(value)) for name, value in called.params.items()} if called else set()
 
 
 def draw(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,8 +23,12 @@ def _items(test: str, parameters: int, *, drawn: bool = True) -> list[Any]:
 
 
 class _Item(SimpleNamespace):
-    def __init__(self, nodeid: str, *, drawn: bool) -> None:
-        super().__init__(nodeid=nodeid, get_closest_marker=lambda name: (name == "drawn" and drawn) or None)
+    def __init__(self, nodeid: str, *, drawn: bool, **params: object) -> None:
+        super().__init__(
+            nodeid=nodeid,
+            callspec=SimpleNamespace(params=params),
+            get_closest_marker=lambda name: (name == "drawn" and drawn) or None,
+        )
 
     __hash__ = object.__hash__
 
@@ -47,6 +51,19 @@ def test_processes_of_a_run_find_the_same_tests_and_every_one_runs_now_and_then(
     items = _items("test_many", 16)
     assert _run(items, "7") == _run(_items("test_many", 16), "7")
     assert {each for seed in range(40) for each in _run(items, str(seed))} == {item.nodeid for item in items}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_value_that_several_have_runs_and_one_of_a_single_case_is_left_to_chance(seed: int) -> None:
+    items = [
+        _Item(f"tests/test_a.py::test[{kind}-{form}]", drawn=True, kind=kind, form=form, size=4 * kind + form)
+        for kind in range(4)
+        for form in range(4)
+    ]
+    left = left_out(items, str(seed))
+    ran = [item.callspec.params for item in items if item not in left]
+    assert 6 <= len(ran) <= 8
+    assert {each["kind"] for each in ran} == {each["form"] for each in ran} == {0, 1, 2, 3}
 
 
 CONFTEST = "from run_length import draw\ndef pytest_collection_modifyitems(config, items): draw(config, items)\n"
