@@ -22,7 +22,7 @@ ADAPTABLE = (
 """Linear layers whose products have the additive term; those of experts have none yet."""
 MOST_SLOTS, MOST_ADAPTERS, MOST_RANK = 256, 1024, 256
 BLOCK_ROWS = 16  # rows of one adapter that are multiplied together
-INPUTS_PER_SPLIT = 256  # of A x that one program sums
+LEAST_SPLIT_INPUTS, MOST_SPLITS = 256, 16  # of A x that one program sums, and programs of one matrix
 _FLOAT32 = 4
 
 
@@ -51,7 +51,15 @@ class AdaptedMatrix:
 
     def scratch_bytes(self, rank: int, rows: int) -> int:
         """float32 [splits, rows, parts, rank]: what A x comes to, summed piece by piece."""
-        return -(-self.inputs // INPUTS_PER_SPLIT) * rows * len(self.parts) * rank * _FLOAT32
+        return -(-self.inputs // split_inputs(self.inputs)) * rows * len(self.parts) * rank * _FLOAT32
+
+
+def split_inputs(inputs: int) -> int:
+    """Inputs of a matrix that one program of A x sums, a power of two."""
+    least = LEAST_SPLIT_INPUTS
+    while -(-inputs // least) > MOST_SPLITS:
+        least *= 2
+    return least
 
 
 def adapted_matrices(

@@ -40,7 +40,7 @@ class Bench:
         limits = SchedulerLimits(
             args.max_num_batched_tokens, args.max_num_seqs, replica.max_model_len, (), args.max_num_mixed_tokens
         )
-        self.scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes)
+        self.scheduler = Scheduler(limits, replica.geometry, replica.pool_bytes, adapter_slots=args.max_loras)
         self.engine = Engine(self.scheduler, replica.runner)
         self.vocab = replica.architecture.vocab_size
         self.random = random.Random(1)

@@ -39,9 +39,16 @@ class MatrixTerm:
         """Whether a row of the step at work has an adapter."""
         return self.rows.current is not None
 
-    def added(self, x: Tensor, product: Tensor) -> Tensor:
-        """`product` [T, outputs], or [P, T, outputs] whose sum it is, of x [T, inputs]: increased in place."""
-        if self.rows.current is not None and x.shape[0]:
+    def shrunk(self, x: Tensor) -> Tensor | None:
+        """Of x [T, inputs] what `added` takes; None: no row has an adapter. It comes before the product, which then
+        need not wait for it to begin."""
+        blocks = self.rows.current
+        return None if blocks is None or not x.shape[0] else self.backend.shrink(x, self.factors, blocks)
+
+    def added(self, sums: Tensor | None, product: Tensor) -> Tensor:
+        """`product` [T, outputs], or [P, T, outputs] whose sum it is, increased in place."""
+        if sums is not None:
+            assert self.rows.current is not None
             whole = product if product.dim() == 2 else product[0]
-            self.backend.add(x, whole, self.factors, self.rows.current)
+            self.backend.expand(sums, whole, self.factors, self.rows.current)
         return product

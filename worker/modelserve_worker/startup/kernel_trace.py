@@ -32,10 +32,12 @@ from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.cuda_graphs import decode_graph_rows, last_row_sizes, mixed_graph_sizes
 from modelserve.sizing.rank_sums import peer_rows_layout
 from modelserve.sizing.speculation import Speculation
+from modelserve_worker.adapters.slots import AdapterSlots
 from modelserve_worker.attention.target_caches import PoolOfTarget
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.drafters.assistant_drafter import AssistantDrafter
 from modelserve_worker.drafters.block_drafter import BlockDrafter
+from modelserve_worker.kernels.adapters.terms import AdapterBlocks
 from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource
 from modelserve_worker.kernels.compiling.launching import noted_by
 from modelserve_worker.kernels.operations import Operations
@@ -191,6 +193,8 @@ def _run_steps(
     tokens = max(args.max_num_batched_tokens, few_rows)
     placement = Placement(_CUDA, compute_dtype(architecture), parallel, weight_format, operations)
     model = Gemma4ForCausalLM(architecture, placement)
+    if args.adapters is not None:
+        AdapterSlots(model, args.adapters)
     _run_unlike_layers(model)
     for matrix in _run_matrices(model):
         matrix.repack()
@@ -212,14 +216,14 @@ def _run_steps(
         with unset_fake_temporarily():
             packer = StepPacker(
                 geometry, max_num_batched_tokens=tokens, vocab_size=architecture.vocab_size, blocks=attention.blocks,
-                device=_CPU, most_rows=most_rows, exact=operations.exact, **sizes,
+                device=_CPU, most_rows=most_rows, exact=operations.exact, adapters=args.adapters, **sizes,
             )  # fmt: skip
         profile = pool_bytes == scratch
         for drafter in drafters:
             drafter.attach(PoolOfTarget(model, cache, tables, kernels=attention))
             for size in decodes[-1:] if profile else decodes:
                 drafter.run(size)
-        kinds: list[tuple[Callable[[int], Step], tuple[int, ...], int]] = [
+        kinds: list[tuple[Callable[..., Step], tuple[int, ...], int]] = [
             (packer.decode_views, decodes, args.max_num_seqs),
             *([(partial(packer.decode_views, few=most_rows), drafted, few_rows)] if drafted else []),
             *((partial(packer.mixed_views, last=last), mixed, tokens) for last in last_rows),
@@ -229,8 +233,11 @@ def _run_steps(
             for rows in sorted({count for count in counts if count <= most}):
                 with unset_fake_temporarily():
                     step = views(rows)
+                    adapted = None if args.adapters is None else views(rows, adapted=True)
                 on_cuda = _on_cuda(step)
                 _run(model, attention, on_cuda, most_rows)
+                if adapted is not None:
+                    _run(model, attention, _on_cuda(adapted), most_rows)
                 for drafter in drafters:
                     drafter.store(on_cuda)
                 if step.chunks is not None and (profile or rows in UNCAPTURED_ROWS):  # as prompts are scored
@@ -279,6 +286,7 @@ def _passed_by(x: Tensor, normed: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
 def _run(model: Gemma4ForCausalLM, attention: Any, step: Step, columns: int) -> None:
     assert step.token_ids is not None
     attention.begin(step)
+    model.placement.adapter_rows.begin(step.adapters, None if step.narrowed is None else step.narrowed.adapters)
     slots = step.global_slots
     columns_of_slots = torch.empty_like(slots)[:, None].expand(-1, columns)
     tokens = model.operations.step.tokens(step.token_ids, slots, columns_of_slots)
@@ -330,6 +338,8 @@ def _on_cuda(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return dataclasses.replace(value, **{field.name: _on_cuda(getattr(value, field.name)) for field in fields})
+    if isinstance(value, AdapterBlocks):
+        return AdapterBlocks(*map(_on_cuda, value))
     if isinstance(value, tuple):
         return tuple(_on_cuda(each) for each in value)
     return value

@@ -5,6 +5,7 @@ Rows of one adapter are multiplied together, in blocks of BLOCK_ROWS: requests o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -44,9 +45,14 @@ class SlotFactors:
 
 
 class AdapterTerms(Protocol):
-    def add(self, x: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
-        """Increase y [T, outputs], in the compute dtype or float32, in place; x [T, inputs] in the compute dtype. Rows
-        in no block stay as they are. Rows of x and y may lie apart."""
+    def shrink(self, x: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> Tensor:
+        """A x of x [T, inputs] in the compute dtype, whose rows may lie apart: float32 [splits, rows of the blocks,
+        P * r], whose sum over the splits it is. Rows of padding may hold anything."""
+        ...
+
+    def expand(self, sums: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
+        """Increase y [T, outputs], in the compute dtype or float32, in place by the scaled B times what `shrink` came
+        to. Rows in no block stay as they are; rows may lie apart."""
         ...
 
 
@@ -56,25 +62,28 @@ class PlainTerms:
     def __init__(self, *, exact: bool = False) -> None:
         self._exact = exact
 
-    def add(self, x: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
-        rows, slots = blocks.rows.view(-1, BLOCK_ROWS), blocks.slots
-        for slot in sorted(set(slots.tolist())):
-            if slot == NO_ADAPTER:
-                continue
-            of_slot = rows[slots == slot].flatten()
-            of_slot = of_slot[of_slot >= 0].long()
-            for chosen in torch.split(of_slot, 1) if self._exact else (of_slot,):
-                y[chosen] = (y[chosen].float() + self._term(x[chosen].float(), factors, slot)).to(y.dtype)
+    def shrink(self, x: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> Tensor:
+        sums = torch.zeros((1, len(blocks.rows), factors.a.shape[1]), device=x.device)
+        for slot, of_blocks, rows in self._rows(blocks):
+            sums[0, of_blocks] = x[rows].float() @ factors.a[slot].float().T
+        return sums
 
-    def _term(self, x: Tensor, factors: SlotFactors, slot: int) -> Tensor:
-        """float32 [R, outputs] of x float32 [R, inputs]."""
-        shrunk = x @ factors.a[slot].float().T
-        ends = np.cumsum(factors.parts).tolist()
-        terms = []
-        for part, (end, outputs) in enumerate(zip(ends, factors.parts, strict=True)):
-            mine = shrunk[:, part * factors.rank : (part + 1) * factors.rank] * factors.scales[slot, part]
-            terms.append(mine @ factors.b[slot, end - outputs : end].float().T)
-        return torch.cat(terms, dim=1)
+    def expand(self, sums: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
+        ends, rank = np.cumsum(factors.parts).tolist(), factors.rank
+        for slot, of_blocks, rows in self._rows(blocks):
+            terms = []
+            for part, (end, outputs) in enumerate(zip(ends, factors.parts, strict=True)):
+                shrunk = sums[0, of_blocks, part * rank : (part + 1) * rank] * factors.scales[slot, part]
+                terms.append(shrunk @ factors.b[slot, end - outputs : end].float().T)
+            y[rows] = (y[rows].float() + torch.cat(terms, dim=1)).to(y.dtype)
+
+    def _rows(self, blocks: AdapterBlocks) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Slot, places in the blocks and rows of the step of what is multiplied together."""
+        of_rows = blocks.slots.repeat_interleave(BLOCK_ROWS)
+        for slot in sorted(set(blocks.slots.tolist()) - {NO_ADAPTER}):
+            places = torch.nonzero((of_rows == slot) & (blocks.rows >= 0))[:, 0]
+            for chosen in torch.split(places, 1) if self._exact else (places,):
+                yield slot, chosen, blocks.rows[chosen].long()
 
 
 def row_blocks(row_slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -1,12 +1,14 @@
 """The additive term of adapters in Triton: two launches a matrix, A x and then B times that.
 
 A program has one block of rows, all of one adapter, so an adapter's factors are read once however many of its requests
-a step has. A x is summed in pieces of INPUTS_PER_SPLIT inputs, by programs of their own: a single row's would else keep
-one program busy for all inputs. Pieces are added in order, so a row's bits depend on no other row, and on no split that
-a step's size would choose. Products are of the compute dtype, with float32 sums; what is between the factors is scaled
-in float32 and rounded to the compute dtype once.
+a step has. A x is summed in pieces of the inputs, by programs of their own: a single row's would else keep one program
+busy for all inputs. Pieces follow from the matrix and are added in order, so a row's bits depend on no other row, nor
+on a step's size. Products are of the compute dtype, with float32 sums; what is between the factors is scaled in float32
+and rounded to the compute dtype once.
 
-Nothing waits for the host, and launches follow from the number of blocks alone: captured steps have padding.
+A x comes before the product that it is added to: on GPUs with dependent launches that product's weights are on their
+way meanwhile. Nothing waits for the host, and launches follow from the number of blocks alone: captured steps have
+padding.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -18,22 +20,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.adapters import BLOCK_ROWS, INPUTS_PER_SPLIT
+from modelserve.sizing.adapters import BLOCK_ROWS, split_inputs
 from modelserve_worker.kernels.adapters.terms import AdapterBlocks, SlotFactors
+from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 
-_INPUTS = 64  # of one product
-_OUTPUTS = 128  # of one program
+_INPUTS = 128  # of one product
 _LEAST_COLUMNS = 16  # of a product
+_FEW_OUTPUTS, _MANY_OUTPUTS = 64, 256  # of one program, where there are few blocks and where there are many
+_MANY_PROGRAMS = 1024  # from which on programs have many
 
 
 @triton.jit
-def _shrink(
+def shrink_rows(
     x, a, rows, slots, sums,
     x_stride, a_stride, inputs, padded_rows,
     COLUMNS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, INPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums[split, row of the blocks, column] = x a^T over one piece of the inputs."""
+    launch_dependents()
+    wait_for_prerequisites()
     block, split = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + block)
     if slot < 0:
@@ -57,13 +63,15 @@ def _shrink(
 
 
 @triton.jit
-def _expand(
+def expand_rows(
     sums, b, scales, rows, slots, y,
     y_stride, b_stride, scale_stride, outputs, padded_rows, first_end, second_end,
-    SPLITS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, MOST_SPLITS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, PADDED: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[rows of the block, outputs of the program] += scale * (sum of sums over the pieces) b^T, part by part."""
+    launch_dependents()
+    wait_for_prerequisites()
     block, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + block)
     if slot < 0:
@@ -73,49 +81,60 @@ def _expand(
     rank = tl.arange(0, PADDED)
     part_of = (output >= first_end).to(tl.int32) + (output >= second_end).to(tl.int32)
     of_block = block * ROWS + tl.arange(0, ROWS)
+    split = tl.arange(0, MOST_SPLITS)
+    place = y + row[:, None].to(tl.int64) * y_stride + output[None, :]
+    mask = (row[:, None] >= 0) & (output[None, :] < outputs)
+    before = tl.load(place, mask=mask, other=0.0)
     added = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
     for part in tl.static_range(PARTS):
         begin = 0 if part == 0 else (first_end if part == 1 else second_end)
         end = outputs if part == PARTS - 1 else (first_end if part == 0 else second_end)
         if (tile * OUTPUTS < end) & ((tile + 1) * OUTPUTS > begin):
-            shrunk = tl.zeros((ROWS, PADDED), dtype=tl.float32)
-            for split in range(SPLITS):
-                where = split * padded_rows + of_block
-                shrunk += tl.load(
-                    sums + where[:, None].to(tl.int64) * (PARTS * RANK) + part * RANK + rank[None, :],
-                    mask=rank[None, :] < RANK, other=0.0,
-                )  # fmt: skip
-            shrunk *= tl.load(scales + slot.to(tl.int64) * scale_stride + part)
+            where = (split[:, None, None] * padded_rows + of_block[None, :, None]).to(tl.int64)
+            pieces = tl.load(
+                sums + where * (PARTS * RANK) + part * RANK + rank[None, None, :],
+                mask=(split[:, None, None] < SPLITS) & (rank[None, None, :] < RANK), other=0.0,
+            )  # fmt: skip
+            shrunk = tl.sum(pieces, axis=0) * tl.load(scales + slot.to(tl.int64) * scale_stride + part)
             factor = tl.load(
                 b + slot.to(tl.int64) * b_stride + output[None, :] * RANK + rank[:, None],
                 mask=(rank[:, None] < RANK) & (output[None, :] < outputs) & (part_of[None, :] == part), other=0.0,
             )  # fmt: skip
             added = tl.dot(shrunk.to(b.dtype.element_ty), factor, added, input_precision=PRECISION)
-    place = y + row[:, None].to(tl.int64) * y_stride + output[None, :]
-    mask = (row[:, None] >= 0) & (output[None, :] < outputs)
-    tl.store(place, (tl.load(place, mask=mask, other=0.0).to(tl.float32) + added).to(y.dtype.element_ty), mask=mask)
+    tl.store(place, (before.to(tl.float32) + added).to(y.dtype.element_ty), mask=mask)
 
 
 class TritonTerms:
     """Of matrices with at most three parts."""
 
-    def add(self, x: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
-        inputs, outputs, rank, parts = x.shape[1], y.shape[1], factors.rank, len(factors.parts)
-        count, padded = len(blocks.slots), len(blocks.rows)
-        splits, columns = triton.cdiv(inputs, INPUTS_PER_SPLIT), parts * rank
-        sums = torch.empty((splits, padded, columns), dtype=torch.float32, device=x.device)
-        precision = "ieee" if x.dtype == torch.float32 else "tf32"
-        _shrink[(count, splits)](
-            x, factors.a, blocks.rows, blocks.slots, sums,
+    def shrink(self, x: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> Tensor:
+        inputs, columns = x.shape[1], len(factors.parts) * factors.rank
+        split, padded = split_inputs(inputs), len(blocks.rows)
+        sums = torch.empty((triton.cdiv(inputs, split), padded, columns), dtype=torch.float32, device=x.device)
+        launch(
+            shrink_rows, (len(blocks.slots), len(sums)), x, factors.a, blocks.rows, blocks.slots, sums,
             x.stride(0), factors.a.stride(0), inputs, padded,
             COLUMNS=columns, PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(columns)), ROWS=BLOCK_ROWS,
-            SPLIT=INPUTS_PER_SPLIT, INPUTS=_INPUTS, PRECISION=precision,
+            SPLIT=split, INPUTS=min(_INPUTS, split), PRECISION=_precision(x),
         )  # fmt: skip
+        return sums
+
+    def expand(self, sums: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
+        outputs, rank, parts = y.shape[1], factors.rank, len(factors.parts)
+        count = len(blocks.slots)
+        many = count * triton.cdiv(outputs, _FEW_OUTPUTS) >= _MANY_PROGRAMS
+        tile = _MANY_OUTPUTS if many else _FEW_OUTPUTS
         first = factors.parts[0] if parts > 1 else outputs
         second = first + factors.parts[1] if parts > 2 else outputs
-        _expand[(count, triton.cdiv(outputs, _OUTPUTS))](
-            sums, factors.b, factors.scales, blocks.rows, blocks.slots, y,
-            y.stride(0), factors.b.stride(0), factors.scales.stride(0), outputs, padded, first, second,
-            SPLITS=splits, PARTS=parts, RANK=rank, PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(rank)),
-            ROWS=BLOCK_ROWS, OUTPUTS=_OUTPUTS, PRECISION=precision,
+        launch(
+            expand_rows, (count, triton.cdiv(outputs, tile)), sums, factors.b, factors.scales, blocks.rows,
+            blocks.slots, y, y.stride(0), factors.b.stride(0), factors.scales.stride(0), outputs, sums.shape[1],
+            first, second,
+            SPLITS=len(sums), MOST_SPLITS=triton.next_power_of_2(len(sums)), PARTS=parts, RANK=rank,
+            PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(rank)), ROWS=BLOCK_ROWS, OUTPUTS=tile,
+            PRECISION=_precision(factors.b),
         )  # fmt: skip
+
+
+def _precision(factor: Tensor) -> str:
+    return "ieee" if factor.dtype == torch.float32 else "tf32"

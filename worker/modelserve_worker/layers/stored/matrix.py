@@ -50,11 +50,11 @@ class StoredMatrix(nn.Module):
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
-        return self._with_term(x, self._product(x))
+        return self._with_term(x)
 
     def in_parts(self, x: Tensor) -> Tensor:
         """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded."""
-        return self._with_term(x, self._product(x, split=True))
+        return self._with_term(x, split=True)
 
     def gated(self, x: Tensor, elementwise: ElementwiseBackend) -> Tensor:
         """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
@@ -64,8 +64,11 @@ class StoredMatrix(nn.Module):
             return self._product(x, gated=True)
         return elementwise.gated_gelu(self.linear(x))
 
-    def _with_term(self, x: Tensor, product: Tensor) -> Tensor:
-        return product if self.term is None else self.term.added(x, product)
+    def _with_term(self, x: Tensor, *, split: bool = False) -> Tensor:
+        if self.term is None:
+            return self._product(x, split=split)
+        sums = self.term.shrunk(x)
+        return self.term.added(sums, self._product(x, split=split))
 
     def _product(self, x: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
         product = self.products.of(x.shape[0])
