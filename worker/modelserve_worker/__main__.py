@@ -34,7 +34,10 @@ from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.quality.measurement import measure_cache_quality
 from modelserve_worker.quality.texts import TrialText, trial_texts
+from modelserve_worker.server.adapters.routes import read_set
+from modelserve_worker.server.adapters.service import AdapterService
 from modelserve_worker.server.app import create_app
+from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.flags import (
     FlagParser,
     add_engine_flags,
@@ -121,7 +124,8 @@ def serve(args: EngineArgs, settings: ServerSettings) -> None:
     limits = FairLimits(places, args.max_num_batched_tokens, settings.max_waiting_requests)
     engine = EngineProcess(functools.partial(build_engine, args), limits, without_drafter=without_drafter)
     try:
-        asyncio.run(_serve(args, settings, engine, ServerState(_read_model(args, architecture)), listener))
+        state = ServerState(_read_model(args, architecture))
+        asyncio.run(_serve(args, settings, engine, state, listener, architecture))
     finally:
         engine.kill()
 
@@ -163,9 +167,15 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
 
 
 async def _serve(
-    args: EngineArgs, settings: ServerSettings, engine: EngineProcess, state: ServerState, listener: socket.socket
+    args: EngineArgs,
+    settings: ServerSettings,
+    engine: EngineProcess,
+    state: ServerState,
+    listener: socket.socket,
+    architecture: ModelArchitecture,
 ) -> None:
     metrics = WorkerMetrics(state.model.name)
+    adapters = _adapters(args, settings, state.model, architecture)
 
     def on_loading(done_bytes: int, total_bytes: int) -> None:
         state.detail = f"{done_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB of weights"
@@ -175,13 +185,15 @@ async def _serve(
         ready = await engine.start(on_loading)
         engine.on_steps = metrics.observe_steps
         metrics.observe_engine(engine.stats, cache_config=ready.cache_config)
+        if adapters is not None:
+            adapters.start(engine)
         state.mark_ready(engine)
         if args.measure_cache_quality:
             engine.run_beside(_measure_cache(engine, ready, state.model))
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)
 
     await run_server(
-        create_app(state, metrics, settings, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes))),
+        create_app(state, metrics, settings, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes)), adapters),
         state,
         listener,
         shutdown_delay_seconds=args.shutdown_delay_seconds,
@@ -190,6 +202,22 @@ async def _serve(
         stop_engine=engine.shutdown,
         settings=settings,
     )
+
+
+def _adapters(
+    args: EngineArgs, settings: ServerSettings, model: ServedModel, architecture: ModelArchitecture
+) -> AdapterService | None:
+    """Where there is room for adapters; with the set that is there at the start, which no operator has to tell."""
+    if args.adapters is None:
+        return None
+    service = AdapterService(args.adapters, architecture, model.names, directory=settings.adapter_directory)
+    if settings.adapter_set_directory is not None:
+        try:
+            if (mounted := read_set(settings.adapter_set_directory)) is not None:
+                service.take(mounted)
+        except (InvalidInput, ApiError) as error:  # others may come: it keeps nobody from the model
+            log.error("the set of adapters to start with is not served: %s", error)
+    return service
 
 
 async def _measure_cache(engine: EngineProcess, ready: Ready, model: ServedModel) -> None:

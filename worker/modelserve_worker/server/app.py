@@ -17,6 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.server.adapters.metrics import AdapterMetrics
+from modelserve_worker.server.adapters.routes import load_adapter, show_adapters, take_adapters, unload_adapter
+from modelserve_worker.server.adapters.service import AdapterService
 from modelserve_worker.server.answers.chat import ChatAnswer
 from modelserve_worker.server.answers.completions import CompletionAnswer
 from modelserve_worker.server.answers.tokens import (
@@ -39,6 +42,7 @@ from modelserve_worker.server.http.authentication import ApiKeys, Authentication
 from modelserve_worker.server.http.body_limits import OpenBodies
 from modelserve_worker.server.http.entrance import Entrance
 from modelserve_worker.server.http.loading_gate import LoadingGate
+from modelserve_worker.server.http.management_keys import ADAPTERS_PATH, KEYS_FILE, ManagementKeys
 from modelserve_worker.server.http.streaming import EventStreamResponse
 from modelserve_worker.server.http.tracing import Tracing
 from modelserve_worker.server.inference import answer, as_api_error, result
@@ -48,7 +52,7 @@ from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.responses.answer import ResponsesAnswer
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.settings import ServerSettings
-from modelserve_worker.server.state import ServerState
+from modelserve_worker.server.state import ServedAdapter, ServerState
 
 
 def create_app(
@@ -56,8 +60,10 @@ def create_app(
     metrics: WorkerMetrics,
     settings: ServerSettings | None = None,
     open_bodies: OpenBodies | None = None,
+    adapters: AdapterService | None = None,
 ) -> Starlette:
-    """The application. It may be served while the engine is still loading: `state` says so."""
+    """The application. It may be served while the engine is still loading: `state` says so. `adapters`: those that
+    come and go; None where there is no room for any."""
     settings = settings or ServerSettings()
     open_bodies = open_bodies or OpenBodies()
     routes = [
@@ -72,6 +78,10 @@ def create_app(
         Route("/detokenize", detokenize_ids, methods=["POST"]),
         Route("/tokenizer_info", show_tokenizer),
         Route("/openapi.json", show_openapi),
+        Route(ADAPTERS_PATH, show_adapters),
+        Route(ADAPTERS_PATH, take_adapters, methods=["PUT"]),
+        Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
         Route("/v1/plan", plan),
         Route("/health", health),
         Route("/ping", health),
@@ -96,6 +106,7 @@ def create_app(
                 Authentication,
                 keys=ApiKeys(settings.api_keys, settings.api_key_file),
                 share_prefixes=settings.share_prefixes,
+                management=_management(settings, adapters),
             ),
             Middleware(LoadingGate, state=state),
         ],
@@ -103,7 +114,10 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect would be built from the Host header, and lose a body on the way
     app.state.server = state
-    app.state.metrics = metrics
+    app.state.metrics, app.state.settings, app.state.adapters = metrics, settings, adapters
+    if adapters is not None:
+        state.adapters = adapters.registry
+        metrics.registry.register(AdapterMetrics(adapters, state.model.name))
     ignored_fields = IgnoredFields(metrics.registry, state.model.name)
     app.state.bodies = RequestBodies(
         state,
@@ -113,6 +127,11 @@ def create_app(
         total_s=settings.body_seconds,
     )
     return app
+
+
+def _management(settings: ServerSettings, adapters: AdapterService | None) -> ManagementKeys | None:
+    directory = settings.adapter_set_directory
+    return None if directory is None or adapters is None else ManagementKeys(directory / KEYS_FILE)
 
 
 def _cross_origin(settings: ServerSettings) -> list[Middleware]:
@@ -160,13 +179,19 @@ async def detokenize_ids(request: Request) -> Response:
 
 async def list_models(request: Request) -> Response:
     state: ServerState = request.app.state.server
-    return JSONResponse({"object": "list", "data": [_model_card(state, name) for name in state.model.names]})
+    cards = [_model_card(state, name) for name in state.model.names]
+    cards += [_adapter_card(state, each) for each in state.served_adapters]
+    return JSONResponse({"object": "list", "data": cards})
 
 
 async def show_model(request: Request) -> Response:
     state: ServerState = request.app.state.server
     name = request.path_params["name"]
-    state.require_model(name)
+    if state.require_model(name).adapter:
+        plain = name.partition("@")[0]
+        found = next((each for each in state.served_adapters if each.name == plain), None)
+        if found is not None:
+            return JSONResponse(_adapter_card(state, found._replace(name=name)))
     return JSONResponse(_model_card(state, name))
 
 
@@ -179,6 +204,11 @@ def _model_card(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.model.name,
         "max_model_len": state.serving_engine().max_model_len,
     }
+
+
+def _adapter_card(state: ServerState, adapter: ServedAdapter) -> dict[str, Any]:
+    """As vLLM has it: where it came from, and whose adapter it is."""
+    return {**_model_card(state, adapter.name), "root": adapter.uri, "parent": state.model.name}
 
 
 async def show_metrics(request: Request) -> Response:

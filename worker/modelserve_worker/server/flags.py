@@ -16,7 +16,7 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.server.http.authentication import ApiKeys
 from modelserve_worker.server.settings import ServerSettings
 
-API_KEY_FILE_VARIABLE = "MODELSERVE_API_KEY_FILE"
+API_KEY_FILE_VARIABLE, ADAPTERS_VARIABLE = "MODELSERVE_API_KEY_FILE", "MODELSERVE_ADAPTERS_DIR"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -58,13 +58,15 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def server_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
-    """Settings from `flags` by field name; the file of keys may come as MODELSERVE_API_KEY_FILE.
+    """Settings from `flags` by field name; the file of keys may come as MODELSERVE_API_KEY_FILE, and the directory of
+    the set of adapters as MODELSERVE_ADAPTERS_DIR.
 
     Raises InvalidInput that names the field.
     """
     document = dict(flags)
-    if environment.get(API_KEY_FILE_VARIABLE):
-        document.setdefault("api_key_file", environment[API_KEY_FILE_VARIABLE])
+    for name, variable in (("api_key_file", API_KEY_FILE_VARIABLE), ("adapter_set_directory", ADAPTERS_VARIABLE)):
+        if environment.get(variable):
+            document.setdefault(name, environment[variable])
     try:
         settings = ServerSettings.model_validate(document)
     except ValidationError as error:

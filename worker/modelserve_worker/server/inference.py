@@ -33,6 +33,7 @@ from modelserve_worker.server.state import ServerState
 log = logging.getLogger(__name__)
 AnswerBody = TypeVar("AnswerBody", CompletionRequest, ChatCompletionRequest, ResponsesRequest, MessagesRequest)
 ResultBody = TypeVar("ResultBody", CountTokensRequest, TokenizeRequest, DetokenizeRequest)
+SESSION_HEADER = "x-session-id"
 FAILURES = (ApiError, InvalidInput, GenerationError, EngineBusy, EngineDead)
 
 
@@ -79,7 +80,8 @@ async def answer(
     context = RequestContext.of(request.scope)
 
     def make(body: AnswerBody) -> tuple[bool, Answer]:
-        model = state.require_model(body.model, tenant=context.tenant)
+        session = request.headers.get(SESSION_HEADER) or body.session or context.request_id
+        model = state.require_model(body.model, tenant=context.tenant, session=session, keep=context.keep)
         return body.stream, make_answer(body, model, max_model_len=state.serving_engine().max_model_len)
 
     stream, prepared = await bodies.prepare(request, body_type, make)

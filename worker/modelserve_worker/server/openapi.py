@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from modelserve_worker.server.adapters.desired import DesiredSet, LoadAdapter, UnloadAdapter
 from modelserve_worker.server.answers.tokens import DetokenizeRequest, TokenizeRequest
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
 from modelserve_worker.server.bodies.protocol import LARGEST_COUNT, ChatCompletionRequest, CompletionRequest
@@ -38,6 +39,7 @@ class _Route:
     answer: str
     body: type[BaseModel] | None = None
     streams: bool = False
+    method: str = ""  # empty: post where there is a body, else get
     unavailable: bool = False  # answers 503 with the same schema where the server is not there yet
 
 
@@ -64,28 +66,41 @@ ROUTES = (
     _Route("/openapi.json", "This document", "Settings"),
 )
 
+ADAPTER_ROUTES = (
+    _Route("/v1/adapters", "Adapters, and how far each is", "Adapters"),
+    _Route("/v1/adapters", "Serve this set of adapters", "Adapters", DesiredSet, method="put"),
+    _Route("/v1/load_lora_adapter", "Serve an adapter", "Told", LoadAdapter),
+    _Route("/v1/unload_lora_adapter", "Serve it no more", "Told", UnloadAdapter),
+)
+"""Of servers with room for adapters."""
+
 
 def openapi_document(state: ServerState) -> dict[str, Any]:
     """OpenAPI 3.1. Names, vocabulary and longest context are those of the served model."""
-    bodies = [route.body for route in ROUTES if route.body is not None]
+    routes = ROUTES if state.adapters is None else (*ROUTES, *ADAPTER_ROUTES)
+    bodies = [route.body for route in routes if route.body is not None]
     _, generated = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     schemas: dict[str, Any] = generated["$defs"]
     max_model_len = state.engine.max_model_len if state.engine is not None else None
-    _bound(list(schemas.values()), state.model, max_model_len)
+    names = {"type": "string"} if state.adapters is not None else {"type": "string", "enum": list(state.model.names)}
+    _bound(list(schemas.values()), state.model, names, max_model_len)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[_method(route)] = _operation(route, names)
     return {
         "openapi": "3.1.0",
         "info": {"title": "modelserve", "version": version("modelserve"), "description": _ABOUT},
-        "paths": {route.path: {_method(route): _operation(route, state.model)} for route in ROUTES},
+        "paths": paths,
         "components": {"schemas": SCHEMAS | schemas},
     }
 
 
 def _method(route: _Route) -> str:
-    return "get" if route.body is None else "post"
+    return route.method or ("get" if route.body is None else "post")
 
 
-def _operation(route: _Route, model: ServedModel) -> dict[str, Any]:
-    media = "text/plain" if route.answer == "Metrics" else "application/json"
+def _operation(route: _Route, names: dict[str, Any]) -> dict[str, Any]:
+    media = "text/plain" if route.answer in ("Metrics", "Told") else "application/json"
     answers = {media: {"schema": {"$ref": _REF.format(model=route.answer)}}}
     streamed = {"text/event-stream": {"schema": _EVENT}} if route.streams else {}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": answers | streamed}}
@@ -99,19 +114,19 @@ def _operation(route: _Route, model: ServedModel) -> dict[str, Any]:
         schema = {"$ref": _REF.format(model=route.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if "{model}" in route.path:
-        name = {"type": "string", "enum": list(model.names)}
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": names}]
     return operation
 
 
-def _bound(schema: Any, model: ServedModel, max_model_len: int | None) -> None:
-    """Write what the models of the bodies cannot say: names, vocabulary and context of the served model, and needs.
+def _bound(schema: Any, model: ServedModel, names: dict[str, Any], max_model_len: int | None) -> None:
+    """Write what the models of the bodies cannot say: names (those of adapters come and go), vocabulary and context of
+    the served model, and needs.
 
     A field that may be null may as well be left out; that is said once, not with every field.
     """
     if isinstance(schema, list):
         for each in schema:
-            _bound(each, model, max_model_len)
+            _bound(each, model, names, max_model_len)
     if not isinstance(schema, dict):
         return
     options = schema.get("anyOf", [])
@@ -123,7 +138,7 @@ def _bound(schema: Any, model: ServedModel, max_model_len: int | None) -> None:
         schema["maximum"] = model.vocab_size - 1
     properties = schema.get("properties", {})
     if "model" in properties:
-        properties["model"] = {"type": "string", "enum": list(model.names)}
+        properties["model"] = dict(names)
     for name in _LENGTHS & set(properties):
         numbers = [option for option in properties[name].get("anyOf", [properties[name]]) if "minimum" in option]
         numbers[0]["maximum"] = max_model_len or LARGEST_COUNT
@@ -133,4 +148,4 @@ def _bound(schema: Any, model: ServedModel, max_model_len: int | None) -> None:
             name: {"properties": {needed: {"const": True}}, "required": [needed]} for name, needed in needs.items()
         }
     for each in schema.values():
-        _bound(each, model, max_model_len)
+        _bound(each, model, names, max_model_len)

@@ -47,15 +47,24 @@ class RequestBodies:
         self._lanes = [(most, ThreadPoolExecutor(threads)) for most, threads in _LANES]
         self._last_lane = ThreadPoolExecutor(1)
 
-    async def prepare(self, request: Request, body_type: type[Body], make: Callable[[Body], Result]) -> Result:
+    async def prepare(
+        self,
+        request: Request,
+        body_type: type[Body],
+        make: Callable[[Body], Result],
+        *,
+        most_bytes: int | None = None,
+    ) -> Result:
         """What `make` makes of the validated body, in a thread. Raises ApiError.
+
+        `most_bytes`: what the body may have; without it, what the engine's longest prompts may.
 
         While no other request is open, a body of the first lane is validated at once, and made into what it asks for
         where its prompt is encoded already: 2 ms at most, in which nobody is kept waiting, and the change of threads,
         there and back, is longer than most of it.
         """
         context = RequestContext.of(request.scope)
-        data = await self._read(request, context.account)
+        data = await self._read(request, context.account, most_bytes)
         context.body_bytes = len(data)
 
         body: Body | None = None
@@ -70,8 +79,8 @@ class RequestBodies:
         lane = next((lane for most, lane in self._lanes if len(data) <= most), self._last_lane)
         return await asyncio.get_running_loop().run_in_executor(lane, work)
 
-    async def _read(self, request: Request, account: BodyAccount) -> bytes:
-        limit = largest_body_bytes(self._state.serving_engine().max_model_len)
+    async def _read(self, request: Request, account: BodyAccount, most_bytes: int | None) -> bytes:
+        limit = most_bytes or largest_body_bytes(self._state.serving_engine().max_model_len)
         _require_json(request)
         _require_length(request, limit)
         received = bytearray()
@@ -142,7 +151,9 @@ def validated(data: bytes, body_type: type[Body], policy: FieldPolicy) -> Body:
     if not isinstance(document, dict):
         raise ApiError(f"the body must be a JSON object, not {type(document).__name__}", code="invalid_json")
     try:
-        return body_type.model_validate(document, context=policy)
+        body = body_type.model_validate(document, context=policy)
+        body.remember_session(document)
+        return body
     except ValidationError as error:
         raise from_validation(error) from error
 

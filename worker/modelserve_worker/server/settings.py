@@ -34,5 +34,16 @@ class ServerSettings(BaseModel):
     header_seconds: float = Field(default=20.0, gt=0, description="Most seconds for the head of a request.")
     access_log: AccessLogFormat = Field(default="text", description="text, json (one object a line) or off.")
     strict_fields: bool = Field(default=False, description="Refuse fields that are otherwise ignored.")
+    adapter_endpoints: bool = Field(
+        default=False, description="Anybody who may ask may load and unload adapters, and say which are served."
+    )
+    adapter_directory: Path | None = Field(
+        default=None, description="Directory below which /v1/load_lora_adapter takes paths."
+    )
+    adapter_set_directory: Path | None = Field(
+        default=None,
+        description="Directory with adapters.json, the set to start with, and management-keys, digests of the keys by "
+        "which others are taken; both may come later.",
+    )
     body_gap_seconds: float = Field(default=20.0, gt=0, description="Most seconds between two pieces of a body.")
     body_seconds: float = Field(default=120.0, gt=0, description="Most seconds for all of a body.")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 from modelserve_worker.engine_client import EngineClient
 from modelserve_worker.server.errors.errors import ApiError, unavailable
 from modelserve_worker.text.checkpoint_text import CheckpointText
+
+_SHOWN_ADAPTERS = 8  # in an error
 
 
 class Phase(StrEnum):
@@ -23,7 +27,7 @@ class ServedModel:
     """The model under its public names. `vocab_size` counts the rows of the embedding, padding included.
 
     Answers and metrics have `name`; a request may use any of `aliases` instead. `tenant`: for whose requests it is, who
-    find nothing that those of others left.
+    find nothing that those of others left. `adapter`: the digest of the adapter that `name` is; empty: the model.
     """
 
     name: str
@@ -32,10 +36,49 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     tenant: str = ""
+    adapter: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
+
+
+class ServedAdapter(NamedTuple):
+    """An adapter that answers requests for `name`; it came from `uri`."""
+
+    name: str
+    uri: str
+
+
+class AdapterUse(Protocol):
+    """A request's use of an adapter, which stays until `end`. For any thread."""
+
+    @property
+    def name(self) -> str:
+        """That it was asked for by."""
+        ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def admitted(self) -> None:
+        """The request has left the queue."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class AdapterSource(Protocol):
+    """Adapters beside the model. For any thread."""
+
+    def served(self) -> tuple[ServedAdapter, ...]: ...
+
+    def take(self, name: str, session: str) -> AdapterUse | None:
+        """Of the adapter `name`, or of its version `NAME@ID`; requests of one session get the same version.
+
+        None where there is no such name; raises ApiError 503 where it does not answer yet.
+        """
+        ...
 
 
 @dataclass
@@ -45,6 +88,7 @@ class ServerState:
     detail: str = "starting"  # how far loading is
     engine: EngineClient | None = None
     open_requests: int = 0
+    adapters: AdapterSource | None = None
     last_call: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing new is accepted any more
 
     def mark_ready(self, engine: EngineClient) -> None:
@@ -74,12 +118,30 @@ class ServerState:
             raise unavailable("the engine has stopped; this replica is about to be replaced")
         return self.engine
 
-    def require_model(self, name: str, *, tenant: str = "") -> ServedModel:
-        """The model for a request of `tenant`. Raises ApiError 404 for a name that is not served."""
-        if name not in self.model.names:
-            served = ", ".join(map(repr, self.model.names))
+    @property
+    def served_adapters(self) -> tuple[ServedAdapter, ...]:
+        return () if self.adapters is None else self.adapters.served()
+
+    def require_model(
+        self, name: str, *, tenant: str = "", session: str = "", keep: Callable[[AdapterUse], None] | None = None
+    ) -> ServedModel:
+        """The model for a request of `tenant`, or the adapter of that name, whose use `keep` gets to end.
+
+        Raises ApiError 404 for a name that is not served.
+        """
+        if name in self.model.names:
+            return replace(self.model, tenant=tenant)
+        use = None if self.adapters is None else self.adapters.take(name, session)
+        if use is None:
+            adapters = [each.name for each in self.served_adapters]
+            served = ", ".join(map(repr, [*self.model.names, *adapters[:_SHOWN_ADAPTERS]]))
+            more = f" and {len(adapters) - _SHOWN_ADAPTERS} more" if len(adapters) > _SHOWN_ADAPTERS else ""
             raise ApiError(
-                f"the model {name!r} does not exist; this server serves {served}",
+                f"the model {name!r} does not exist; this server serves {served}{more}",
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
-        return replace(self.model, tenant=tenant)
+        if keep is None:
+            use.end()
+        else:
+            keep(use)
+        return replace(self.model, name=use.name, aliases=(), tenant=tenant, adapter=use.digest)

@@ -281,6 +281,7 @@ def _choices(
                 grammar=None if grammar is None else grammar.source,
                 thinking_budget=thinking_budget,
                 cache_salt=body.cache_salt or "",
+                adapter=model.adapter,
                 checkpoints=checkpoints,
                 predicted_token_ids=predicted,
             ),

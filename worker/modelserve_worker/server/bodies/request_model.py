@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
 
 from modelserve_worker.server.bodies.field_policy import Ignored, policy_of
 
@@ -21,6 +21,20 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     ignored: ClassVar[Mapping[str, Ignored]] = {}
     described_as: ClassVar[str] = ""
+
+    _session: str = PrivateAttr("")
+
+    @property
+    def session(self) -> str:
+        """What tells its conversation from others, where its client says that: an ignored field, mostly."""
+        return self._session
+
+    def remember_session(self, document: Mapping[str, Any]) -> None:
+        """Of the whole body, as it came."""
+        metadata = document.get("metadata")
+        of_user = metadata.get("user_id") if isinstance(metadata, dict) else None
+        named = (document.get("prompt_cache_key"), document.get("user"), of_user)
+        self._session = next((each for each in named if isinstance(each, str) and each), "")
 
     @property
     def is_encoded(self) -> bool:

@@ -33,6 +33,7 @@ def _one_of(*values: str) -> dict[str, Any]:
 
 
 _CARD = _object(
+    {"parent": _TEXT},  # of an adapter: the model
     id=_TEXT, object=_one_of("model"), created=_COUNT, owned_by=_TEXT, root=_TEXT, max_model_len=_COUNT
 )  # fmt: skip
 _STOP_REASON = {"type": ["string", "integer", "null"]}
@@ -86,6 +87,11 @@ _RESPONSE_USAGE = _object(
 
 SCHEMAS: dict[str, Any] = {
     "ModelCard": _CARD,
+    "Adapters": _object(
+        limits=_object(max=_COUNT, rank=_COUNT, slots=_COUNT, targets=_list(_TEXT)), versionNames={"type": "boolean"},
+        adapters=_list({"type": "object"}),
+    ),
+    "Told": _TEXT,
     "ModelList": _object(object=_one_of("list"), data=_list(_CARD)),
     "Completion": _object(
         id=_TEXT, object=_one_of("text_completion"), created=_COUNT, model=_TEXT, usage=_USAGE,

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from modelserve.errors import InvalidInput
 from modelserve_worker.server.errors.error_response import error_response
 from modelserve_worker.server.errors.errors import ApiError
+from modelserve_worker.server.http.management_keys import ADAPTERS_PATH, ManagementKeys
 from modelserve_worker.server.http.request_context import RequestContext
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/ping", "/load", "/v1/plan"})
@@ -96,13 +97,21 @@ def _read(file: Path) -> tuple[bytes, ...]:
 class Authentication:
     """ASGI middleware: 401 unless a key comes as `Authorization: Bearer KEY` or `X-Api-Key: KEY`."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, share_prefixes: bool = False) -> None:
-        """`share_prefixes`: requests with different keys read each other's cached prefixes."""
+    def __init__(
+        self, app: ASGIApp, *, keys: ApiKeys, share_prefixes: bool = False, management: ManagementKeys | None = None
+    ) -> None:
+        """`share_prefixes`: requests with different keys read each other's cached prefixes. `management`: keys that
+        open ADAPTERS_PATH, and nothing else."""
+        self._management = management
         self._app = app
         self._keys = keys
         self._share_prefixes = share_prefixes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == ADAPTERS_PATH and self._manages(Headers(scope=scope)):
+            RequestContext.of(scope).manages = True
+            await self._app(scope, receive, send)
+            return
         if scope["type"] != "http" or not self._keys.required or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
@@ -120,3 +129,6 @@ class Authentication:
         context.client = name
         context.tenant = "" if self._share_prefixes else name
         await self._app(scope, receive, send)
+
+    def _manages(self, headers: Headers) -> bool:
+        return self._management is not None and self._management.opens(headers.get("x-api-key", ""))

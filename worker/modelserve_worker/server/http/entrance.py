@@ -79,6 +79,7 @@ class Entrance:
                 log.exception("request %s failed", request_id)
                 await error_response(internal_error(), scope["path"])(scope, receive, named)
             finally:
+                context.end()
                 self._leave_trace(context, scope, headers, context.broken or status)
 
     def _leave_trace(self, context: RequestContext, scope: Scope, headers: Headers, status: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 from modelserve_worker.server.http.body_limits import BodyAccount
+from modelserve_worker.server.state import AdapterUse
 
 CLIENT_LEFT = 499  # the status of what nobody waited for
 _KEY = "modelserve.request"
@@ -30,7 +32,12 @@ class RequestContext:
     completion_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
+    manages: bool = False  # its key is one that sets of adapters are taken by
     broken: int | None = None  # the status of the error that ended a stream, whose head says 200
+
+    _adapter: AdapterUse | None = None
+    _ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, scope: Scope) -> RequestContext:
@@ -41,9 +48,26 @@ class RequestContext:
         """`count` tokens of the answer came now; with the first of a sequence, when that left the queue."""
         if admitted_s is not None and self.admitted_s is None:
             self.admitted_s = admitted_s
+            if self._adapter is not None:
+                self._adapter.admitted()
         if count and self.first_token_s is None:
             self.first_token_s = time.monotonic()
         self.completion_tokens += count
+
+    def keep(self, adapter: AdapterUse) -> None:
+        """It is used until the request ends, which may have happened: bodies are checked in threads."""
+        with self._lock:
+            self._adapter = adapter
+            ended = self._ended
+        if ended:
+            adapter.end()
+
+    def end(self) -> None:
+        """Nothing more is answered."""
+        with self._lock:
+            self._ended = True
+        if self._adapter is not None:
+            self._adapter.end()
 
     def figures(self) -> dict[str, str | int | float]:
         """For a line of a log: lengths in bytes and tokens, times in milliseconds since the arrival."""

@@ -1,0 +1,93 @@
+"""One version of an adapter on this server: what it is, how far it is, and who uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from modelserve.errors import ModelServeError
+from modelserve_worker.server.adapters.desired import DesiredVersion
+
+
+class AdapterState(StrEnum):
+    """As the operator reads them."""
+
+    LOADING = "Loading"
+    READY = "Ready"
+    FAILED = "Failed"
+    NO_EFFECT = "NoEffect"
+    PARTLY_NO_EFFECT = "PartlyNoEffect"
+    DRAINING = "Draining"  # it takes no request; those that it has are finished
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """How far answers are from the base's: `kl` in nats a place, the share of places whose likeliest token is another
+    one, and the same of the base between two runs of it."""
+
+    kl: float
+    top1_changed: float
+    prompts: int
+    base_kl: float = 0.0
+
+    def document(self) -> dict[str, Any]:
+        return {"kl": self.kl, "top1Changed": self.top1_changed, "prompts": self.prompts, "baseKl": self.base_kl}
+
+
+class AdapterFault(ModelServeError):  # noqa: N818 - a state of the adapter that others read
+    """Why a version does not serve: `reason` in one word, for programs. `passing`: another try may help."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        state: AdapterState = AdapterState.FAILED,
+        passing: bool = False,
+        probe: ProbeResult | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason, self.state, self.passing, self.probe = reason, state, passing, probe
+
+
+@dataclass(eq=False)
+class AdapterVersion:
+    """Written by the loop of the server; counts by the registry, under its lock. `managed`: of the operator's set."""
+
+    name: str
+    wanted: DesiredVersion
+    managed: bool = True
+    state: AdapterState = AdapterState.LOADING
+    reason: str | None = None
+    message: str | None = None
+    digest: str | None = None
+    rank: int | None = None
+    nbytes: int = 0
+    probe: ProbeResult | None = None
+    load_seconds: float | None = None
+    open: int = field(default=0, kw_only=True)  # requests that have not ended
+    running: int = field(default=0, kw_only=True)  # of these, those that have left the queue
+    total: int = field(default=0, kw_only=True)  # that have left it since the start
+
+    def become(self, state: AdapterState, reason: str | None = None, message: str | None = None) -> None:
+        self.state, self.reason, self.message = state, reason, message
+
+    def document(self) -> dict[str, Any]:
+        """As GET /v1/adapters shows it: never the token."""
+        return {
+            "name": self.name,
+            "id": self.wanted.id,
+            "uri": self.wanted.uri,
+            "revision": self.wanted.revision,
+            "weight": self.wanted.weight,
+            "pin": self.wanted.pin,
+            "state": self.state.value,
+            "reason": self.reason,
+            "message": self.message,
+            "digest": self.digest,
+            "rank": self.rank,
+            "bytes": self.nbytes,
+            "probe": None if self.probe is None else self.probe.document(),
+            "requests": self.open,
+        }
