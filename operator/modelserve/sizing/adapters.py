@@ -22,7 +22,7 @@ ADAPTABLE = (
 """Linear layers whose products have the additive term; those of experts have none yet."""
 MOST_SLOTS, MOST_ADAPTERS, MOST_RANK = 256, 1024, 256
 BLOCK_ROWS = 16  # rows of one adapter that are multiplied together
-LEAST_SPLIT_INPUTS, MOST_SPLITS = 256, 16  # of A x that one program sums, and programs of one matrix
+SPLIT_INPUTS, MOST_SPLITS = 256, 6  # A x is summed in so many pieces at most, of a multiple of so many inputs
 _FLOAT32 = 4
 
 
@@ -55,11 +55,8 @@ class AdaptedMatrix:
 
 
 def split_inputs(inputs: int) -> int:
-    """Inputs of a matrix that one program of A x sums, a power of two."""
-    least = LEAST_SPLIT_INPUTS
-    while -(-inputs // least) > MOST_SPLITS:
-        least *= 2
-    return least
+    """Inputs of a matrix that one program of A x sums."""
+    return -(-inputs // (MOST_SPLITS * SPLIT_INPUTS)) * SPLIT_INPUTS
 
 
 def adapted_matrices(

@@ -31,7 +31,8 @@ def train(base: Path, into: Path, *, seed: int, **settings: Any) -> Gemma4ForCau
     """An adapter whose factors are all random, saved as PEFT does; the model with it merged."""
     torch.manual_seed(seed)
     model = Gemma4ForCausalLM.from_pretrained(base)
-    config = LoraConfig(**{"r": 4, "lora_alpha": 6, "init_lora_weights": False} | settings)
+    plain = {"r": 4, "lora_alpha": 6, "init_lora_weights": False, "target_modules": LINEARS}
+    config = LoraConfig(**plain | settings)
     peft = get_peft_model(model, config)
     peft.save_pretrained(into)
     return peft.merge_and_unload().eval()
@@ -166,3 +167,40 @@ def test_a_prefix_is_shared_within_an_adapter_alone(tmp_path: Path) -> None:
         whole = [*tokens, *each.output_token_ids]
         logits = models[name](torch.tensor([whole])).logits[0, len(tokens) - 1 : -1]
         assert logits.argmax(-1).tolist() == each.output_token_ids
+
+
+def test_two_ranks_hold_their_shares(tmp_path: Path) -> None:
+    """Rows and columns of both factors are cut as their matrices are; the second rank reads the files by itself."""
+    base = tmp_path / "base"
+    config = make_checkpoint("31B", base, seed=5)
+    models = {"": Gemma4ForCausalLM.from_pretrained(base).eval(), "one": train(base, tmp_path / "one", seed=1, r=4)}
+    engine = engine_of(base, max_loras=1, tensor_parallel_size=2)
+    try:
+        assert load(engine, "one", tmp_path / "one") is None
+        (tokens,) = prompts(1, config["vocab_size"])
+        asked = [request(name or "base", tokens, name) for name in models]
+        for each, (of_prompt, drawn, of_tokens) in zip(asked, scored(engine, asked).values(), strict=True):
+            expected = reference(models[each.adapter], [*tokens, *drawn])
+            assert float((torch.cat((of_prompt, of_tokens)) - expected).abs().max()) <= TOLERANCE
+    finally:
+        engine.runner.shutdown()
+
+
+def test_a_rows_bits_do_not_depend_on_others_adapters_in_profile_exact(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    config = make_checkpoint("E2B", base, seed=5)
+    for number, name in enumerate(("one", "two")):
+        train(base, tmp_path / name, seed=number)
+    engine = engine_of(base, max_loras=2, profile="exact", prefix_caching=False)
+    for name in ("one", "two"):
+        assert load(engine, name, tmp_path / name) is None
+    texts = list(prompts(3, config["vocab_size"]))
+    named = zip(("one", "two", ""), texts, strict=True)
+    together = [request(f"together-{name or 'base'}", text, name) for name, text in named]
+    beside = scored(engine, together)
+    for each in together:
+        (alone,) = scored(engine, [request(f"alone-{each.request_id}", each.prompt_token_ids, each.adapter)]).values()
+        of_prompt, tokens, of_tokens = beside[each.request_id]
+        assert torch.equal(alone[0], of_prompt)
+        assert alone[1] == tokens
+        assert torch.equal(alone[2], of_tokens)

@@ -26,8 +26,7 @@ from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_
 
 _INPUTS = 128  # of one product
 _LEAST_COLUMNS = 16  # of a product
-_FEW_OUTPUTS, _MANY_OUTPUTS = 64, 256  # of one program, where there are few blocks and where there are many
-_MANY_PROGRAMS = 1024  # from which on programs have many
+_OUTPUTS = 256  # of one program
 
 
 @triton.jit
@@ -39,8 +38,8 @@ def shrink_rows(
 ):  # fmt: skip
     """sums[split, row of the blocks, column] = x a^T over one piece of the inputs."""
     launch_dependents()
-    wait_for_prerequisites()
     block, split = tl.program_id(0), tl.program_id(1)
+    wait_for_prerequisites()
     slot = tl.load(slots + block)
     if slot < 0:
         return
@@ -64,24 +63,29 @@ def shrink_rows(
 
 @triton.jit
 def expand_rows(
-    sums, b, scales, rows, slots, y,
-    y_stride, b_stride, scale_stride, outputs, padded_rows, first_end, second_end,
+    sums, weight, scales, firsts, slots, y,
+    y_stride, weight_stride, scale_stride, outputs, padded_rows, first_end, second_end,
     SPLITS: tl.constexpr, MOST_SPLITS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, PADDED: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[rows of the block, outputs of the program] += scale * (sum of sums over the pieces) b^T, part by part."""
+    """y[rows of the block, outputs of the program] += scale * (sum of sums over the pieces) weight^T, part by part;
+    `weight` is B, and the rows of the blocks are `firsts`."""
     launch_dependents()
-    wait_for_prerequisites()
     block, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + block)
-    if slot < 0:
-        return
-    row = tl.load(rows + block * ROWS + tl.arange(0, ROWS))
+    row = tl.load(firsts + block * ROWS + tl.arange(0, ROWS))
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     rank = tl.arange(0, PADDED)
     part_of = (output >= first_end).to(tl.int32) + (output >= second_end).to(tl.int32)
     of_block = block * ROWS + tl.arange(0, ROWS)
     split = tl.arange(0, MOST_SPLITS)
+    held = tl.load(
+        weight + slot.to(tl.int64) * weight_stride + output[None, :] * RANK + rank[:, None],
+        mask=(rank[:, None] < RANK) & (output[None, :] < outputs) & (slot >= 0), other=0.0,
+    )  # fmt: skip
+    wait_for_prerequisites()
+    if slot < 0:
+        return
     place = y + row[:, None].to(tl.int64) * y_stride + output[None, :]
     mask = (row[:, None] >= 0) & (output[None, :] < outputs)
     before = tl.load(place, mask=mask, other=0.0)
@@ -96,11 +100,10 @@ def expand_rows(
                 mask=(split[:, None, None] < SPLITS) & (rank[None, None, :] < RANK), other=0.0,
             )  # fmt: skip
             shrunk = tl.sum(pieces, axis=0) * tl.load(scales + slot.to(tl.int64) * scale_stride + part)
-            factor = tl.load(
-                b + slot.to(tl.int64) * b_stride + output[None, :] * RANK + rank[:, None],
-                mask=(rank[:, None] < RANK) & (output[None, :] < outputs) & (part_of[None, :] == part), other=0.0,
-            )  # fmt: skip
-            added = tl.dot(shrunk.to(b.dtype.element_ty), factor, added, input_precision=PRECISION)
+            factor = tl.where(part_of[None, :] == part, held, 0.0) if PARTS > 1 else held
+            added = tl.dot(
+                shrunk.to(weight.dtype.element_ty), factor.to(weight.dtype.element_ty), added, input_precision=PRECISION
+            )
     tl.store(place, (before.to(tl.float32) + added).to(y.dtype.element_ty), mask=mask)
 
 
@@ -115,24 +118,21 @@ class TritonTerms:
             shrink_rows, (len(blocks.slots), len(sums)), x, factors.a, blocks.rows, blocks.slots, sums,
             x.stride(0), factors.a.stride(0), inputs, padded,
             COLUMNS=columns, PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(columns)), ROWS=BLOCK_ROWS,
-            SPLIT=split, INPUTS=min(_INPUTS, split), PRECISION=_precision(x),
+            SPLIT=split, INPUTS=_INPUTS, PRECISION=_precision(x), num_warps=2,
         )  # fmt: skip
         return sums
 
     def expand(self, sums: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
         outputs, rank, parts = y.shape[1], factors.rank, len(factors.parts)
-        count = len(blocks.slots)
-        many = count * triton.cdiv(outputs, _FEW_OUTPUTS) >= _MANY_PROGRAMS
-        tile = _MANY_OUTPUTS if many else _FEW_OUTPUTS
         first = factors.parts[0] if parts > 1 else outputs
         second = first + factors.parts[1] if parts > 2 else outputs
         launch(
-            expand_rows, (count, triton.cdiv(outputs, tile)), sums, factors.b, factors.scales, blocks.rows,
-            blocks.slots, y, y.stride(0), factors.b.stride(0), factors.scales.stride(0), outputs, sums.shape[1],
-            first, second,
+            expand_rows, (len(blocks.slots), triton.cdiv(outputs, _OUTPUTS)), sums, factors.b, factors.scales,
+            blocks.rows, blocks.slots, y, y.stride(0), factors.b.stride(0), factors.scales.stride(0), outputs,
+            sums.shape[1], first, second,
             SPLITS=len(sums), MOST_SPLITS=triton.next_power_of_2(len(sums)), PARTS=parts, RANK=rank,
-            PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(rank)), ROWS=BLOCK_ROWS, OUTPUTS=tile,
-            PRECISION=_precision(factors.b),
+            PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(rank)), ROWS=BLOCK_ROWS, OUTPUTS=_OUTPUTS,
+            PRECISION=_precision(factors.b), num_warps=8,
         )  # fmt: skip
 
 
