@@ -1,0 +1,125 @@
+"""Who gets a slot for an adapter, who gives one up, and who waits: nobody for ever, and nobody for somebody else's."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from modelserve.errors import InvalidInput
+from modelserve_worker.batch import AdapterPlacing
+from modelserve_worker.request import Request, SamplingParams
+from modelserve_worker.scheduling.adapter_slots import NO_SLOT, AdapterSlotTable
+
+NOBODY = np.zeros(0, dtype=np.int32)
+
+
+def request(name: str, adapter: str = "") -> Request:
+    return Request(name, [1, 2], SamplingParams(seed=0, max_tokens=1), adapter=adapter)
+
+
+def table(slots: int, *adapters: str) -> AdapterSlotTable:
+    made = AdapterSlotTable(slots)
+    for each in adapters:
+        made.add(each, f"/adapters/{each}")
+    return made
+
+
+def run(slots: AdapterSlotTable, *requests: Request) -> list[int]:
+    """Requests that find a slot, and run."""
+    for each in requests:
+        assert slots.seat(each)
+    return [slots.enter(each) for each in requests]
+
+
+def test_an_adapter_is_placed_once_and_the_one_asked_for_the_longest_ago_goes() -> None:
+    slots = table(2, "a", "b", "c")
+    one, two = request("1", "a"), request("2", "b")
+    places = run(slots, one, two)
+    told = slots.of_step(np.array(places, dtype=np.int32))
+    assert told.adapter_placings == tuple(
+        AdapterPlacing(place, name, f"/adapters/{name}") for place, name in zip(places, "ab", strict=True)
+    )
+    again = request("3", "a")
+    assert run(slots, again) == places[:1]  # a was asked for last
+    for each in (one, two, again):
+        slots.leave(each)
+    (place,) = run(slots, request("4", "c"))
+    assert place == places[1]
+    assert [each.digest for each in slots.of_step(NOBODY).adapter_placings] == ["c"]
+
+
+def test_a_claimed_adapter_takes_no_more_while_others_and_the_base_go_on() -> None:
+    slots = table(2, "a", "b", "c")
+    first, second = request("1", "a"), request("2", "b")
+    run(slots, first, second)
+    waits = request("3", "c")
+    assert not slots.seat(waits)
+    late = request("4", "a")
+    assert not slots.seat(late)  # it would keep the slot that c waits for
+    assert run(slots, request("5", "b"), request("6")) == [slots.enter(request("7", "b")), NO_SLOT]
+    assert slots.take_waiting() == []
+    slots.leave(first)
+    assert slots.take_waiting() == ["3", "4"]
+    run(slots, waits)
+    assert not slots.seat(late)
+
+
+def test_whoever_leaves_the_queue_claims_nothing() -> None:
+    slots = table(1, "a", "b")
+    run(slots, request("1", "a"))
+    assert not slots.seat(request("2", "b"))
+    slots.forget("2")
+    run(slots, request("3", "a"))
+
+
+def test_a_failed_step_has_all_slots_placed_again_and_what_is_gone_is_told_once() -> None:
+    slots = table(2, "a", "b")
+    run(slots, request("1", "a"), request("2", "b"))
+    before = slots.of_step(NOBODY).adapter_placings
+    slots.resend()
+    assert slots.of_step(NOBODY).adapter_placings == before
+    slots.leave(request("2", "b"))
+    slots.remove("b")
+    assert slots.of_step(NOBODY).adapters_gone == ("b",)
+    assert slots.of_step(NOBODY).adapters_gone == ()
+    with pytest.raises(InvalidInput, match="'b' is not loaded"):
+        slots.check(request("3", "b"))
+    slots.check(request("4"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_random_traffic_nobody_waits_for_ever_and_no_used_slot_changes(seed: int) -> None:
+    draw = random.Random(seed)
+    names = [f"adapter-{number}" for number in range(9)]
+    slots = table(3, *names)
+    queue, running, held, waited = [], {}, {}, {}
+    for step in range(600):
+        if step < 400:  # mostly one tenant's adapters, many of them
+            name = draw.choice(["", names[0], *names[1:] * 3])
+            queue.append(request(str(step), name))
+        ready = set(slots.take_waiting())
+        queue.sort(key=lambda each: (each.request_id not in ready, int(each.request_id)))
+        aside = []
+        for each in queue:
+            if each.request_id in waited and each.request_id not in ready:
+                aside.append(each)
+            elif slots.seat(each):
+                waited.pop(each.request_id, None)
+                running[each.request_id] = each, step + draw.randrange(1, 12), slots.enter(each)
+            else:
+                assert each.adapter
+                waited[each.request_id] = waited.get(each.request_id, step)
+                aside.append(each)
+        queue = aside
+        for placing in slots.of_step(NOBODY).adapter_placings:
+            held[placing.slot] = placing.digest
+        for each, until, slot in list(running.values()):
+            assert slot == NO_SLOT or held[slot] == each.adapter
+            if until <= step:
+                slots.leave(each)
+                del running[each.request_id]
+        assert all(step - since < 300 for since in waited.values())
+    assert not queue
+    assert not running
