@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 TERMINAL_EXIT_CODE = 78  # EX_CONFIG of sysexits.h; no signal and no Python traceback uses it
+NO_ROOM_EXIT_CODE = 28  # ENOSPC: of a download of an adapter that is larger than what it was given
 TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 MESSAGE_LIMIT_BYTES = 4096
 

@@ -27,9 +27,11 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelserve.errors import InvalidInput, ModelServeError
+from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
 from modelserve.model.gguf.files import SUFFIX, listed, models_of, whole
 from modelserve.termination import (
+    NO_ROOM_EXIT_CODE,
     TERMINAL_EXIT_CODE,
     FetchedDrafter,
     TerminationMessage,
@@ -47,6 +49,7 @@ METADATA_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_PATTERNS = ("*.safetensors",)
 OPTIONAL_PAUSES_S = (2.0, 8.0)  # before other tries of a download that a model does not wait for long
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+FOLDER = re.compile(r"\w[\w.-]{0,127}")
 FILE = re.compile(r"(?:\w[\w.-]{0,127}/){0,3}\w[\w.-]{0,250}\.gguf")
 
 logger = logging.getLogger(__name__)
@@ -73,6 +76,10 @@ class Fetched(BaseModel):
 
 class CommitGoneError(InvalidInput):
     """The Hub no longer has the commit that this model was resolved to."""
+
+
+class NoRoomError(InvalidInput):
+    """An adapter is larger than the room that was given for it."""
 
 
 def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None) -> str:
@@ -118,6 +125,34 @@ def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, c
         raise InvalidInput(f"{dest} cannot be written: {error}") from error
 
 
+def fetch_adapter(uri: str, revision: str, dest: Path, *, most_bytes: int) -> None:
+    """Download the two files of a LoRA adapter, hf://OWNER/NAME[/FOLDER], to `dest` or the folder in it.
+
+    Their sizes are looked at before a byte is transferred. Raises NoRoomError beyond `most_bytes`, InvalidInput for
+    what another try cannot cure, DownloadError for the rest.
+    """
+    owner, *rest = uri.removeprefix("hf://").split("/")
+    repository, folders = "/".join((owner, *rest[:1])), rest[1:]
+    if not uri.startswith("hf://") or not REPOSITORY.fullmatch(repository) or not all(map(FOLDER.fullmatch, folders)):
+        raise InvalidInput(f"{uri!r} is not of the form hf://OWNER/NAME or hf://OWNER/NAME/FOLDER", field="uri")
+    names = ["/".join((*folders, each)) for each in (ADAPTER_CONFIG_FILE, ADAPTER_FILE)]
+    with _hub(repository, revision, access_field="secretRef") as api:
+        info = api.model_info(repository, revision=revision, files_metadata=True)
+        there = {each.rfilename: each.size for each in info.siblings or ()}
+        if missing := [each for each in names if each not in there]:
+            pickled = "/".join((*folders, "adapter_model.bin")) in there
+            told = "; adapter_model.bin is not read: it may run code. Save it as safetensors" if pickled else ""
+            raise InvalidInput(f"{uri} at {revision!r} has no {' and no '.join(missing)}{told}", field="uri")
+        size = sum(there[each] or 0 for each in names)
+        if size > most_bytes:
+            raise NoRoomError(f"{uri} has {size} bytes; there is room for {most_bytes}")
+        api.snapshot_download(repository, revision=info.sha, local_dir=dest, allow_patterns=names)
+        for each in names:
+            held = (dest / each).stat().st_size
+            if there[each] is not None and held != there[each]:
+                raise OSError(f"{each} has {held} bytes, the Hub says {there[each]}")
+
+
 def _address(uri: str) -> tuple[str, str | None]:
     """(repository, the GGUF file in it that is named)"""
     owner, _, rest = uri.removeprefix("hf://").partition("/")
@@ -153,8 +188,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _hub(repository: str, revision: str, *, resolved: bool = False) -> Iterator[HfApi]:
-    """The Hub's client; what it raises becomes InvalidInput, CommitGoneError (if `resolved`) or DownloadError."""
+def _hub(
+    repository: str, revision: str, *, resolved: bool = False, access_field: str = "model.authSecretRef"
+) -> Iterator[HfApi]:
+    """The Hub's client; what it raises becomes InvalidInput, CommitGoneError (if `resolved`) or DownloadError.
+
+    `access_field`: the field that names the token's.
+    """
     from huggingface_hub import HfApi, errors
 
     token = os.environ.get("HF_TOKEN")
@@ -163,8 +203,8 @@ def _hub(repository: str, revision: str, *, resolved: bool = False) -> Iterator[
     except errors.GatedRepoError as error:
         have = "the token given has no access" if token else "no token was given"
         raise InvalidInput(
-            f"hf://{repository} is gated and {have}: accept its licence on the Hub and set model.authSecretRef",
-            field="model.authSecretRef",
+            f"hf://{repository} is gated and {have}: accept its licence on the Hub and set {access_field}",
+            field=access_field,
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InvalidInput(
@@ -271,6 +311,23 @@ def fetch_drafter(uri: str, revision: str, dest: Path, *, recorded: Path | None)
     return FetchedDrafter(problem=problem)
 
 
+def _fetch_adapter(arguments: argparse.Namespace) -> int:
+    """For a worker that runs, whose termination message is its own: what went wrong is on standard error alone."""
+    logging.disable(logging.WARNING)
+    try:
+        fetch_adapter(arguments.uri, arguments.revision, arguments.dest, most_bytes=arguments.most_bytes)
+    except NoRoomError as error:
+        sys.stderr.write(f"{error}\n")
+        return NO_ROOM_EXIT_CODE
+    except InvalidInput as error:
+        sys.stderr.write(f"{error}\n")
+        return TERMINAL_EXIT_CODE
+    except (DownloadError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 when complete, 1 when another try may help, TERMINAL_EXIT_CODE when none can."""
     parser = argparse.ArgumentParser(
@@ -286,8 +343,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--optional", action="store_true", help="exit 0 whatever comes of it, and tell the commit or what went wrong"
     )
     parser.add_argument("--commit-file", type=Path, help="where --resolve leaves the commit for the download")
+    parser.add_argument("--adapter", action="store_true", help="the two files of a LoRA adapter, and no other")
+    parser.add_argument("--most-bytes", type=int, default=sys.maxsize, help="--adapter: of both files")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if arguments.adapter:
+        return _fetch_adapter(arguments)
     if arguments.optional:
         told = fetch_drafter(arguments.uri, arguments.revision, arguments.dest, recorded=arguments.recorded)
         logger.info("%s", told.problem or f"{arguments.uri} at {arguments.revision} is commit {told.commit}")

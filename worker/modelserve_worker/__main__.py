@@ -34,8 +34,11 @@ from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.quality.measurement import measure_cache_quality
 from modelserve_worker.quality.texts import TrialText, trial_texts
+from modelserve_worker.server.adapters.downloads import HubDownload
+from modelserve_worker.server.adapters.probe import TEXT_TOKENS, AdapterProbe, probe_prompts
 from modelserve_worker.server.adapters.routes import read_set
 from modelserve_worker.server.adapters.service import AdapterService
+from modelserve_worker.server.adapters.sources import AdapterSources
 from modelserve_worker.server.app import create_app
 from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.flags import (
@@ -186,7 +189,7 @@ async def _serve(
         engine.on_steps = metrics.observe_steps
         metrics.observe_engine(engine.stats, cache_config=ready.cache_config)
         if adapters is not None:
-            adapters.start(engine)
+            adapters.start(engine, probe=await asyncio.to_thread(_probe, state.model, ready.max_model_len))
         state.mark_ready(engine)
         if args.measure_cache_quality:
             engine.run_beside(_measure_cache(engine, ready, state.model))
@@ -210,7 +213,14 @@ def _adapters(
     """Where there is room for adapters; with the set that is there at the start, which no operator has to tell."""
     if args.adapters is None:
         return None
-    service = AdapterService(args.adapters, architecture, model.names, directory=settings.adapter_directory)
+    download = HubDownload(settings.adapter_cache_directory, settings.adapter_cache_bytes)
+    service = AdapterService(
+        args.adapters,
+        architecture,
+        model.names,
+        sources=AdapterSources(download),
+        directory=settings.adapter_directory,
+    )
     if settings.adapter_set_directory is not None:
         try:
             if (mounted := read_set(settings.adapter_set_directory)) is not None:
@@ -218,6 +228,18 @@ def _adapters(
         except (InvalidInput, ApiError) as error:  # others may come: it keeps nobody from the model
             log.error("the set of adapters to start with is not served: %s", error)
     return service
+
+
+def _probe(model: ServedModel, max_model_len: int) -> AdapterProbe:
+    """Of prompts in the model's own tokens."""
+    tokenizer = model.text.tokenizer
+    first = tokenizer.encode("", add_special_tokens=True).ids
+    texts = trial_texts(
+        lambda words: tokenizer.encode(words, add_special_tokens=False).ids,
+        first=first,
+        max_model_len=min(TEXT_TOKENS, max_model_len),
+    )
+    return AdapterProbe(probe_prompts([text.tokens for text in texts], first))
 
 
 async def _measure_cache(engine: EngineProcess, ready: Ready, model: ServedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,6 +40,13 @@ class ServerSettings(BaseModel):
     )
     adapter_directory: Path | None = Field(
         default=None, description="Directory below which /v1/load_lora_adapter takes paths."
+    )
+    adapter_cache_directory: Path = Field(
+        default=Path(tempfile.gettempdir()) / "modelserve-adapters",
+        description="Directory of this worker alone for adapters that it downloads.",
+    )
+    adapter_cache_bytes: int = Field(
+        default=4 << 30, ge=1 << 20, description="Most bytes of these; those in use stay, others make room."
     )
     adapter_set_directory: Path | None = Field(
         default=None,

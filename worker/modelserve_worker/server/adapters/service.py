@@ -38,19 +38,16 @@ class AdapterService:
         architecture: ModelArchitecture,
         names: Sequence[str],
         *,
-        probe: Probe | None = None,
         sources: AdapterSources | None = None,
         directory: Path | None = None,
         first_pause_s: float = _FIRST_PAUSE_S,
     ) -> None:
-        """`names`: those of the model itself. `probe`: what an adapter has to pass before it is Ready. `directory`:
-        below which `load` takes paths."""
+        """`names`: those of the model itself. `directory`: below which `load` takes paths."""
         self.limits = limits
         self.registry = AdapterRegistry(self._on_idle)
         self._architecture, self._names, self._directory = architecture, frozenset(names), directory
         self._sources = sources or AdapterSources()
         self._first_pause_s = first_pause_s
-        self._probe = probe
         self._wanted: dict[tuple[str, str], AdapterVersion] = {}
         self._leaving: list[AdapterVersion] = []
         self._tasks: dict[AdapterVersion, asyncio.Task[None]] = {}
@@ -68,10 +65,11 @@ class AdapterService:
             if (each.name, each.wanted.id) not in self._wanted:
                 yield each
 
-    def start(self, engine: EngineClient) -> None:
-        """Load what is wanted, from now on at once. Within the loop."""
+    def start(self, engine: EngineClient, *, probe: Probe | None = None) -> None:
+        """Load what is wanted, from now on at once. Within the loop. `probe`: what an adapter has to pass before it is
+        Ready."""
         self._engine, self._loop = engine, asyncio.get_running_loop()
-        self._residents = ResidentAdapters(engine, self.limits.most, self._probe, self._sources.release)
+        self._residents = ResidentAdapters(engine, self.limits.most, probe, self._sources.release)
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         for each in self._wanted.values():
             self._load(each)
