@@ -87,6 +87,9 @@ def test_a_failed_step_has_all_slots_placed_again_and_what_is_gone_is_told_once(
     with pytest.raises(InvalidInput, match="'b' is not loaded"):
         slots.check(request("3", "b"))
     slots.check(request("4"))
+    slots.remove("a")
+    slots.add("a", "/adapters/a")  # of the same files, before a step: what is in host memory stays
+    assert slots.of_step(NOBODY).adapters_gone == ()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -42,6 +42,8 @@ class AdapterSlotTable:
 
     def add(self, digest: str, directory: str) -> None:
         """It is in host memory; requests may ask for it."""
+        if digest in self._gone:  # it has come back before a step could tell
+            self._gone.remove(digest)
         self._directories[digest] = directory
 
     def remove(self, digest: str) -> None:
