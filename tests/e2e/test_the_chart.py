@@ -26,6 +26,7 @@ from localcluster.target import Target
 from localcluster.traffic import traffic_to
 from modelserve.crd import FILE_NAME
 from modelserve_operator.cluster.kinds import ADMISSION_VERBS
+from modelserve_operator.settings import Settings
 
 NAMESPACE = "modelserve-e2e"
 SYSTEM, TENANT = RELEASE_NAMESPACES
@@ -89,6 +90,8 @@ def imaged(cluster: Target, helm: Helm, layout: Layout, watched: connections.Wat
     operator_process.start(cluster)
     tiny.wait_ready()
     operator_process.stop(layout)  # with its files: the next test that needs it starts it anew
+    # The chart brings its own, and Helm takes over nothing that is there.
+    cluster.kubectl.delete("secret", Settings.model_fields["management_secret"].default, "-n", SYSTEM)
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": IMAGE_RUNTIME}}
     cluster.kubectl.apply({**runtime, "handler": IMAGE_RUNTIME}, *(_restricted(name) for name in RELEASE_NAMESPACES))
     helm.install(VALUES)

@@ -118,10 +118,12 @@ def permissions() -> tuple[dict[str, Any], ...]:
     }
     keys = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}  # as the chart makes it, empty
     named = {"name": Settings.model_fields["management_secret"].default, "namespace": DEFAULT_NAMESPACE}
-    own = {**role, "kind": "Role", "metadata": {"name": OPERATOR_USER, "namespace": DEFAULT_NAMESPACE}}
+    # Not of the chart's name: Helm takes over nothing that is there.
+    name = f"{OPERATOR_USER}-keys"
+    own = {**role, "kind": "Role", "metadata": {"name": name, "namespace": DEFAULT_NAMESPACE}}
     own["rules"] = [rule for rule in OWN_RULES if rule["resources"] == ["secrets"]]
     bound = {**binding, "kind": "RoleBinding", "metadata": own["metadata"]}
-    bound["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": OPERATOR_USER}
+    bound["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     return namespace, role, binding, {**keys, "metadata": named}, own, bound
 
 

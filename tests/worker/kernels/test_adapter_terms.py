@@ -22,8 +22,14 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 SLOTS = 3
 # Parts, inputs and rank: fused and single matrices, tiles that parts cross, pieces of inputs that are part empty.
-SHAPES = [((96, 32, 32), 80, 5), ((40,), 300, 16), ((130, 130), 64, 1), ((256,), 520, 32)]
-PUBLISHED = [((8192, 4096, 4096), 5376, 16), ((21504, 21504), 5376, 16), ((5376,), 21504, 64), ((256,), 2560, 8)]
+SHAPES = [((96, 32, 32), 80, 5), ((40,), 300, 16), ((130, 130), 64, 1), ((256,), 520, 32), ((64, 64, 64), 96, 64)]
+PUBLISHED = [
+    ((8192, 4096, 4096), 5376, 16),
+    ((21504, 21504), 5376, 16),
+    ((5376,), 21504, 64),
+    ((256,), 2560, 8),
+    ((4096, 2048, 2048), 5376, 256),
+]
 
 
 def factors_of(parts: tuple[int, ...], inputs: int, rank: int, dtype: torch.dtype) -> SlotFactors:

@@ -25,8 +25,9 @@ from modelserve_worker.kernels.adapters.terms import AdapterBlocks, SlotFactors
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 
 _INPUTS = 128  # of one product
-_LEAST_COLUMNS = 16  # of a product
-_OUTPUTS = 256  # of one program
+_LEAST_COLUMNS, _MOST_COLUMNS = 16, 64  # of a product
+_MOST_PARTS = 3
+_MOST_OUTPUTS, _FACTOR_ELEMENTS = 256, 8192  # of one program, which holds B of its outputs: half as much of three parts
 
 
 @triton.jit
@@ -38,13 +39,13 @@ def shrink_rows(
 ):  # fmt: skip
     """sums[split, row of the blocks, column] = x a^T over one piece of the inputs."""
     launch_dependents()
-    block, split = tl.program_id(0), tl.program_id(1)
+    block, split, columns = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_prerequisites()
     slot = tl.load(slots + block)
     if slot < 0:
         return
     row = tl.load(rows + block * ROWS + tl.arange(0, ROWS))
-    column = tl.arange(0, PADDED)
+    column = columns * PADDED + tl.arange(0, PADDED)
     total = tl.zeros((ROWS, PADDED), dtype=tl.float32)
     for first in range(0, SPLIT, INPUTS):
         place = split * SPLIT + first + tl.arange(0, INPUTS)
@@ -114,10 +115,12 @@ class TritonTerms:
         inputs, columns = x.shape[1], len(factors.parts) * factors.rank
         split, padded = split_inputs(inputs), len(blocks.rows)
         sums = torch.empty((triton.cdiv(inputs, split), padded, columns), dtype=torch.float32, device=x.device)
+        padded_columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, triton.next_power_of_2(columns)))
         launch(
-            shrink_rows, (len(blocks.slots), len(sums)), x, factors.a, blocks.rows, blocks.slots, sums,
+            shrink_rows, (len(blocks.slots), len(sums), triton.cdiv(columns, padded_columns)), x, factors.a,
+            blocks.rows, blocks.slots, sums,
             x.stride(0), factors.a.stride(0), inputs, padded,
-            COLUMNS=columns, PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(columns)), ROWS=BLOCK_ROWS,
+            COLUMNS=columns, PADDED=padded_columns, ROWS=BLOCK_ROWS,
             SPLIT=split, INPUTS=_INPUTS, PRECISION=_precision(x), num_warps=2,
         )  # fmt: skip
         return sums
@@ -126,12 +129,14 @@ class TritonTerms:
         outputs, rank, parts = y.shape[1], factors.rank, len(factors.parts)
         first = factors.parts[0] if parts > 1 else outputs
         second = first + factors.parts[1] if parts > 2 else outputs
+        padded = max(_LEAST_COLUMNS, triton.next_power_of_2(rank))
+        tile = min(_MOST_OUTPUTS, _FACTOR_ELEMENTS // padded) // (1 if parts < _MOST_PARTS else 2)
         launch(
-            expand_rows, (len(blocks.slots), triton.cdiv(outputs, _OUTPUTS)), sums, factors.b, factors.scales,
+            expand_rows, (len(blocks.slots), triton.cdiv(outputs, tile)), sums, factors.b, factors.scales,
             blocks.rows, blocks.slots, y, y.stride(0), factors.b.stride(0), factors.scales.stride(0), outputs,
             sums.shape[1], first, second,
             SPLITS=len(sums), MOST_SPLITS=triton.next_power_of_2(len(sums)), PARTS=parts, RANK=rank,
-            PADDED=max(_LEAST_COLUMNS, triton.next_power_of_2(rank)), ROWS=BLOCK_ROWS, OUTPUTS=_OUTPUTS,
+            PADDED=padded, ROWS=BLOCK_ROWS, OUTPUTS=tile,
             PRECISION=_precision(factors.b), num_warps=8,
         )  # fmt: skip
 
