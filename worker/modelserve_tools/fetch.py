@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelserve.errors import InvalidInput, ModelServeError
-from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PICKLED_FILE, PICKLED_NOT_READ
 from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
 from modelserve.model.gguf.files import SUFFIX, listed, models_of, whole
 from modelserve.termination import (
@@ -140,8 +140,8 @@ def fetch_adapter(uri: str, revision: str, dest: Path, *, most_bytes: int) -> No
         info = api.model_info(repository, revision=revision, files_metadata=True)
         there = {each.rfilename: each.size for each in info.siblings or ()}
         if missing := [each for each in names if each not in there]:
-            pickled = "/".join((*folders, "adapter_model.bin")) in there
-            told = "; adapter_model.bin is not read: it may run code. Save it as safetensors" if pickled else ""
+            pickled = "/".join((*folders, PICKLED_FILE)) in there
+            told = f"; {PICKLED_NOT_READ}. Save it as safetensors" if pickled else ""
             raise InvalidInput(f"{uri} at {revision!r} has no {' and no '.join(missing)}{told}", field="uri")
         size = sum(there[each] or 0 for each in names)
         if size > most_bytes:
@@ -313,6 +313,7 @@ def fetch_drafter(uri: str, revision: str, dest: Path, *, recorded: Path | None)
 
 def _fetch_adapter(arguments: argparse.Namespace) -> int:
     """For a worker that runs, whose termination message is its own: what went wrong is on standard error alone."""
+    quiet_before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         fetch_adapter(arguments.uri, arguments.revision, arguments.dest, most_bytes=arguments.most_bytes)
@@ -325,6 +326,8 @@ def _fetch_adapter(arguments: argparse.Namespace) -> int:
     except (DownloadError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    finally:
+        logging.disable(quiet_before)
     return 0
 
 
