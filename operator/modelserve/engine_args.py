@@ -15,7 +15,15 @@ from pydantic.fields import FieldInfo
 
 from modelserve.model.weight_format import TextLinear
 from modelserve.releases import release_number
-from modelserve.sizing.adapters import ADAPTABLE, MOST_ADAPTERS, MOST_RANK, MOST_SLOTS, AdapterLimits
+from modelserve.sizing.adapters import (
+    ADAPTABLE,
+    DEFAULT_RANK,
+    MOST_ADAPTERS,
+    MOST_RANK,
+    MOST_SLOTS,
+    AdapterLimits,
+    in_order,
+)
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTERS, MOST_DRAFTS, NO_DRAFTS, Speculation
@@ -134,7 +142,11 @@ class EngineArgs(BaseModel):
         json_schema_extra={SINCE: "0.2.0"},
     )
     max_lora_rank: int = Field(
-        default=16, ge=1, le=MOST_RANK, description="Largest rank of theirs.", json_schema_extra={SINCE: "0.2.0"}
+        default=DEFAULT_RANK,
+        ge=1,
+        le=MOST_RANK,
+        description="Largest rank of theirs.",
+        json_schema_extra={SINCE: "0.2.0"},
     )
     max_cpu_loras: int | None = Field(
         default=None,
@@ -204,7 +216,7 @@ class EngineArgs(BaseModel):
     def _adaptable(cls, value: tuple[TextLinear, ...]) -> tuple[TextLinear, ...]:
         if unknown := [each.value for each in value if each not in ADAPTABLE]:
             raise ValueError(f"{', '.join(unknown)} cannot be adapted; {', '.join(ADAPTABLE)} can")
-        return tuple(each for each in ADAPTABLE if each in value)
+        return in_order(value)
 
     @property
     def adapters(self) -> AdapterLimits | None:

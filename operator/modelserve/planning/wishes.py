@@ -17,7 +17,7 @@ from modelserve.model.model_facts import AssistantFacts
 from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
-from modelserve.sizing.adapters import ADAPTABLE, AdapterLimits, slot_bytes
+from modelserve.sizing.adapters import ADAPTABLE, DEFAULT_RANK, AdapterLimits, in_order, slot_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 DEFAULT_UTILIZATION = Decimal("0.9")
@@ -28,7 +28,7 @@ GPU_COUNTS = (1, 2, 4, 8)
 LARGE_GPU_BYTES = 70 << 30
 CHUNK_CPU, CHUNK_SMALL_GPU, CHUNK_LARGE_GPU = 512, 2048, 8192
 DEFAULT_MAX_NUM_SEQS = 64
-DEFAULT_ADAPTER_SLOTS, DEFAULT_ADAPTER_RANK = 8, 16
+DEFAULT_ADAPTER_SLOTS = 8
 DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, DEFAULT_TURN_TOKENS = 2048, 256, 512
 _LIMIT, _REQUEST = "spec.pod.resources.limits.memory", "spec.pod.resources.requests.memory"
 _HOST = "spec.kvCache.hostMemory"
@@ -187,8 +187,8 @@ def adapter_limits(spec: ModelServeSpec) -> AdapterLimits | None:
     return AdapterLimits(
         slots=asked.slots or min(asked.max, DEFAULT_ADAPTER_SLOTS),
         most=asked.max,
-        rank=asked.rank or DEFAULT_ADAPTER_RANK,
-        targets=tuple(each for each in ADAPTABLE if each in named),
+        rank=asked.rank or DEFAULT_RANK,
+        targets=in_order(named),
     )
 
 

@@ -8,7 +8,7 @@ the ranks add up anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from modelserve.model.architecture import ModelArchitecture
@@ -21,9 +21,15 @@ ADAPTABLE = (
 )  # fmt: skip
 """Linear layers whose products have the additive term; those of experts have none yet."""
 MOST_SLOTS, MOST_ADAPTERS, MOST_RANK = 256, 1024, 256
+DEFAULT_RANK = 16
 BLOCK_ROWS = 16  # rows of one adapter that are multiplied together
 SPLIT_INPUTS, MOST_SPLITS = 256, 6  # A x is summed in so many pieces at most, of a multiple of so many inputs
 _FLOAT32 = 4
+
+
+def in_order(targets: Collection[TextLinear]) -> tuple[TextLinear, ...]:
+    """Those of ADAPTABLE that are among `targets`, in its order."""
+    return tuple(each for each in ADAPTABLE if each in targets)
 
 
 @dataclass(frozen=True, slots=True)

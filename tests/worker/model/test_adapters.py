@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_checkpoints import make_checkpoint
-from peft import LoraConfig, get_peft_model
+from peft_adapters import LINEARS, PER_LAYER, adapted
 from transformers import Gemma4ForCausalLM
 
 from modelserve.engine_args import EngineArgs
@@ -19,8 +19,6 @@ from modelserve_worker.request import Request, SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
-LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-PER_LAYER = ["per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"]
 TARGETS = {
     "E2B": LINEARS + PER_LAYER, "E4B": LINEARS + PER_LAYER, "12B": LINEARS, "26B-A4B": LINEARS, "31B": LINEARS,
 }  # fmt: skip
@@ -29,13 +27,7 @@ TOLERANCE = 2e-4
 
 def train(base: Path, into: Path, *, seed: int, **settings: Any) -> Gemma4ForCausalLM:
     """An adapter whose factors are all random, saved as PEFT does; the model with it merged."""
-    torch.manual_seed(seed)
-    model = Gemma4ForCausalLM.from_pretrained(base)
-    plain = {"r": 4, "lora_alpha": 6, "init_lora_weights": False, "target_modules": LINEARS}
-    config = LoraConfig(**plain | settings)
-    peft = get_peft_model(model, config)
-    peft.save_pretrained(into)
-    return peft.merge_and_unload().eval()
+    return adapted(base, into, seed=seed, **{"target_modules": LINEARS} | settings).merge_and_unload().eval()
 
 
 def reference(model: Gemma4ForCausalLM, tokens: Sequence[int]) -> torch.Tensor:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from model_checkpoints import make_checkpoint
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft_adapters import LINEARS, PER_LAYER, adapted
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Gemma4ForCausalLM
 
 from modelserve.inspection import read_architecture
 from modelserve.model.adapters.binding import Factors, read_adapter
@@ -21,8 +20,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # PEFT asks it
 
-LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-PER_LAYER = ["per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"]
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 WIDTH = {"moe_intermediate_size": 24}  # so that both sizes of the experts' matrices differ
 
@@ -37,16 +34,6 @@ def term(factors: Factors, tensors: dict[str, Tensor]) -> Tensor:
     else:
         added = b @ a
     return factors.scale * added
-
-
-def adapted(base: Path, into: Path, **settings: Any) -> PeftModel:
-    """A model with every factor random, as PEFT saves it."""
-    torch.manual_seed(3)
-    model = Gemma4ForCausalLM.from_pretrained(base)
-    config = LoraConfig(r=4, lora_alpha=6, init_lora_weights=False, **settings)
-    peft = get_peft_model(model, config)
-    peft.save_pretrained(into)
-    return peft
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from modelserve.model.weight_format import TextLinear
-from modelserve.sizing.adapters import AdapterLimits
+from modelserve.sizing.adapters import AdaptedMatrix, AdapterLimits
 from modelserve_worker.kernels.adapters.terms import SlotFactors
 from modelserve_worker.layers.adapter_rows import MatrixTerm
 from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -54,7 +54,7 @@ class AdapterSlots:
         self.by_name = {(each.linear, each.layer): each for each in self.layers}
         device = model.norm.weight.device
         self.dtype, self.pins = model.dtype, device.type == "cuda"
-        self.elements = sum(_elements(each.matrix, limits.rank) for each in self.layers)
+        self.elements = sum(_elements(each, limits.rank) for each in self.layers)
         self.most_parts = max((len(each.matrix.parts) for each in self.layers), default=1)
         self._factors = torch.zeros(limits.slots, self.elements, dtype=model.dtype, device=device)
         shape = (limits.slots, len(self.layers), self.most_parts)
@@ -86,8 +86,9 @@ def factor_views(memory: Tensor, layer: AdaptedLayer, rank: int) -> tuple[Tensor
     return a, memory[..., middle : middle + matrix.rows * rank].view(*before, matrix.rows, rank)
 
 
-def _elements(matrix: StoredMatrix, rank: int) -> int:
-    return rank * (len(matrix.parts) * matrix.columns + matrix.rows)
+def _elements(layer: AdaptedLayer, rank: int) -> int:
+    matrix = layer.matrix
+    return AdaptedMatrix(layer.linear, matrix.parts, matrix.columns).elements(rank)
 
 
 def _layers(model: Gemma4ForCausalLM, limits: AdapterLimits) -> Iterator[AdaptedLayer]:
@@ -100,8 +101,9 @@ def _layers(model: Gemma4ForCausalLM, limits: AdapterLimits) -> Iterator[Adapted
         if isinstance(module, ColumnParallelLinear):
             outputs = module.shards
         inputs = module.shard if isinstance(module, RowParallelLinear) else None
-        yield AdaptedLayer(linear, layer, matrix, outputs, inputs, number, first)
-        number, first = number + 1, first + _elements(matrix, limits.rank)
+        found = AdaptedLayer(linear, layer, matrix, outputs, inputs, number, first)
+        yield found
+        number, first = number + 1, first + _elements(found, limits.rank)
 
 
 def _linears(

@@ -37,6 +37,6 @@ class AdapterStore:
         the others read it here, of files that the first has just read. Raises what `read` does."""
         for placing in batch.adapter_placings:
             self.slots.place(placing.slot, self.read(placing.digest, placing.directory).result())
-        with self._lock:
-            for digest in batch.adapters_gone:
+        for digest in batch.adapters_gone:
+            with self._lock:
                 self._host.pop(digest, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modelserve_worker.kernels.adapters.terms import AdapterBlocks, AdapterTerms, SlotFactors
+from modelserve_worker.kernels.step import Step
 
 
 class AdapterRows:
@@ -17,9 +18,10 @@ class AdapterRows:
         self.current: AdapterBlocks | None = None
         self._narrowed: AdapterBlocks | None = None
 
-    def begin(self, blocks: AdapterBlocks | None, narrowed: AdapterBlocks | None) -> None:
-        """A step begins; `narrowed`: of its rows that go on once it is narrowed."""
-        self.current, self._narrowed = blocks, narrowed
+    def begin(self, step: Step) -> None:
+        """A step begins."""
+        self.current = step.adapters
+        self._narrowed = None if step.narrowed is None else step.narrowed.adapters
 
     def narrow(self) -> None:
         """From here on there are the narrowed step's rows alone."""

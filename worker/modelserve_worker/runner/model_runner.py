@@ -263,8 +263,7 @@ class GPUModelRunner:
         """`batch` None: the step is captured."""
         if batch is not None:
             step = self._embeddings.put(step, batch)
-        narrowed = None if step.narrowed is None else step.narrowed.adapters
-        self.model.placement.adapter_rows.begin(step.adapters, narrowed)
+        self.model.placement.adapter_rows.begin(step)
         assert step.token_ids is not None
         if step.assumed is not None:
             self._settle(step, step.assumed)

@@ -114,10 +114,6 @@ class AdapterSlotTable:
         self._placings, self._gone = [], []
         return told
 
-    def counts(self) -> dict[str, int]:
-        """Running requests by adapter."""
-        return {digest: count for digest, count in self._users.items() if count}
-
     def _vacant(self) -> int | None:
         if self._free:
             return self._free.pop()

@@ -286,7 +286,7 @@ def _passed_by(x: Tensor, normed: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
 def _run(model: Gemma4ForCausalLM, attention: Any, step: Step, columns: int) -> None:
     assert step.token_ids is not None
     attention.begin(step)
-    model.placement.adapter_rows.begin(step.adapters, None if step.narrowed is None else step.narrowed.adapters)
+    model.placement.adapter_rows.begin(step)
     slots = step.global_slots
     columns_of_slots = torch.empty_like(slots)[:, None].expand(-1, columns)
     tokens = model.operations.step.tokens(step.token_ids, slots, columns_of_slots)

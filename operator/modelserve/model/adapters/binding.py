@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE, MAX_RANK, AdapterConfig
+from modelserve.model.adapters.config import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    MAX_RANK,
+    PICKLED_FILE,
+    PICKLED_NOT_READ,
+    AdapterConfig,
+)
 from modelserve.model.adapters.modules import Module, adapted_modules, stacked_experts, without_effect
 from modelserve.model.adapters.names import ROOT, WRAPPED, FactorName, factor_name
 from modelserve.model.architecture import ModelArchitecture
@@ -64,10 +71,8 @@ def read_adapter(directory: Path, architecture: ModelArchitecture) -> BoundAdapt
     """Bind the adapter in a directory from its two files' headers. Raises InvalidInput for broken files, and
     UnsupportedModel for what does not bind or is no plain LoRA."""
     if not (file := directory / ADAPTER_FILE).is_file():
-        pickled = (directory / "adapter_model.bin").exists()
-        told = (
-            "adapter_model.bin is not read: it may run code; save it as safetensors" if pickled else "give an adapter"
-        )
+        pickled = (directory / PICKLED_FILE).exists()
+        told = f"{PICKLED_NOT_READ}; save it as safetensors" if pickled else "give an adapter"
         raise InvalidInput(f"adapter: {directory} holds no {ADAPTER_FILE}: {told}")
     config = AdapterConfig.from_document(read_json_object(directory / ADAPTER_CONFIG_FILE))
     return bind(architecture, config, read_header(file))

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from modelserve.errors import InvalidInput, UnsupportedModel
 
 ADAPTER_CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+PICKLED_FILE = "adapter_model.bin"
+PICKLED_NOT_READ = f"{PICKLED_FILE} is not read: it may run code"
 MAX_RANK = 512
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARACTERS = 512

@@ -13,7 +13,7 @@ import numpy as np
 
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.adapters.binding import BoundAdapter, read_adapter
-from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PICKLED_FILE, PICKLED_NOT_READ
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.checkpoint_files import TensorEntry
 from modelserve_worker.server.adapters.versions import AdapterFault, AdapterState
@@ -77,8 +77,8 @@ def _require_there(directory: Path) -> None:
         raise AdapterFault("NotFound", f"there is no directory {directory}", passing=True)
     for name in _NAMES:
         if not (directory / name).exists():
-            pickled = name == ADAPTER_FILE and (directory / "adapter_model.bin").exists()
-            told = "; adapter_model.bin is not read: it may run code. Save it as safetensors" if pickled else ""
+            pickled = name == ADAPTER_FILE and (directory / PICKLED_FILE).exists()
+            told = f"; {PICKLED_NOT_READ}. Save it as safetensors" if pickled else ""
             raise AdapterFault("NotFound", f"{directory} holds no {name}{told}", passing=not pickled)
 
 
@@ -111,11 +111,12 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
 
 def _without_effect(bound: BoundAdapter) -> AdapterFault | None:
     """Terms scale * B A x that are zero whatever x is."""
-    live = [each.name for each in bound.factors if _any(each.b) and each.scale]
+    trained = [each for each in bound.factors if _any(each.b)]
+    live = [each.name for each in trained if each.scale]
     if not live:
         message = "B of every module is zero, as before training: it changes nothing. Train it, or save it anew"
         return AdapterFault("FactorsAreZero", message, state=AdapterState.NO_EFFECT)
-    dead = [each.name for each in bound.factors if _any(each.b) and not _any(each.a)]
+    dead = [each.name for each in trained if not _any(each.a)]
     if len(dead) == len(live):
         message = "A of every module is zero: it changes nothing"
         return AdapterFault("FactorsAreZero", message, state=AdapterState.NO_EFFECT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -17,6 +18,8 @@ from modelserve_worker.server.http.management_keys import SET_FILE
 from modelserve_worker.server.http.request_context import RequestContext
 from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.settings import ServerSettings
+
+Body = TypeVar("Body")
 
 
 async def show_adapters(request: Request) -> Response:
@@ -34,7 +37,7 @@ async def take_adapters(request: Request) -> Response:
 async def load_adapter(request: Request) -> Response:
     service = _by_hand(request)
     bodies: RequestBodies = request.app.state.bodies
-    body = await bodies.prepare(request, LoadAdapter, _load_itself)
+    body = await bodies.prepare(request, LoadAdapter, _itself)
     await service.load(body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -42,7 +45,7 @@ async def load_adapter(request: Request) -> Response:
 async def unload_adapter(request: Request) -> Response:
     service = _by_hand(request)
     bodies: RequestBodies = request.app.state.bodies
-    body = await bodies.prepare(request, UnloadAdapter, _unload_itself)
+    body = await bodies.prepare(request, UnloadAdapter, _itself)
     service.unload(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -86,13 +89,6 @@ def _no_route(request: Request) -> ApiError:
     return ApiError(f"no such route: {request.method} {request.url.path}", status=404)
 
 
-def _itself(body: DesiredSet) -> DesiredSet:
-    return body
-
-
-def _load_itself(body: LoadAdapter) -> LoadAdapter:
-    return body
-
-
-def _unload_itself(body: UnloadAdapter) -> UnloadAdapter:
+def _itself(body: Body) -> Body:
+    """All that is made of a body which is taken on the loop."""
     return body

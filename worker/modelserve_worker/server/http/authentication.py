@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from modelserve.errors import InvalidInput
 from modelserve_worker.server.errors.error_response import error_response
 from modelserve_worker.server.errors.errors import ApiError
+from modelserve_worker.server.http.key_digests import Stamp, file_stamp, is_known, key_digest
 from modelserve_worker.server.http.management_keys import ADAPTERS_PATH, ManagementKeys
 from modelserve_worker.server.http.request_context import RequestContext
 
@@ -35,11 +35,11 @@ class ApiKeys:
         self._given = _digests(keys)
         self._file, self._look_interval_s = file, look_interval_s
         self._from_file: tuple[bytes, ...] = ()
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Stamp | None = None
         self._next_look_s = 0.0
         if file is not None:
             try:
-                self._stamp = _stamp(file)
+                self._stamp = file_stamp(file)
                 self._from_file = _read(file)
             except (OSError, ValueError) as error:
                 raise InvalidInput(f"api key file {file}: {error}", field="api_key_file") from error
@@ -51,10 +51,8 @@ class ApiKeys:
     def name_of(self, key: str) -> str | None:
         """A name for whoever has the key, which tells nothing of it; None when it is none of the keys."""
         self._look()
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        known = False
-        for each in (*self._given, *self._from_file):
-            known |= hmac.compare_digest(digest, each)
+        digest = key_digest(key)
+        known = is_known(digest, (*self._given, *self._from_file))
         return f"key-{digest.hex()[:8]}" if known else None
 
     def _look(self) -> None:
@@ -63,7 +61,7 @@ class ApiKeys:
             return
         self._next_look_s = now + self._look_interval_s
         try:
-            stamp = _stamp(self._file)
+            stamp = file_stamp(self._file)
             if stamp == self._stamp:
                 return
             self._from_file = _read(self._file)
@@ -77,12 +75,6 @@ class ApiKeys:
 
 def _digests(keys: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    """Changes with the file; a mounted Secret is a link to another folder then."""
-    found = file.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _read(file: Path) -> tuple[bytes, ...]:

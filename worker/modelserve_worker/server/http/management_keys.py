@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import time
 from pathlib import Path
+
+from modelserve_worker.server.http.key_digests import Stamp, file_stamp, is_known, key_digest
 
 ADAPTERS_PATH = "/v1/adapters"
 SET_FILE, KEYS_FILE = "adapters.json", "management-keys"
@@ -24,17 +25,13 @@ class ManagementKeys:
     def __init__(self, file: Path, *, look_interval_s: float = _LOOK_INTERVAL_S) -> None:
         self._file, self._look_interval_s = file, look_interval_s
         self._digests: tuple[bytes, ...] = ()
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Stamp | None = None
         self._next_look_s = 0.0
 
     def opens(self, key: str) -> bool:
-        """Whether it is one of them; all are compared, in constant time."""
+        """Whether it is one of them."""
         self._look()
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        known = False
-        for each in self._digests:
-            known |= hmac.compare_digest(digest, each)
-        return known
+        return is_known(key_digest(key), self._digests)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -42,13 +39,12 @@ class ManagementKeys:
             return
         self._next_look_s = now + self._look_interval_s
         try:
-            found = self._file.stat()
-            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+            stamp = file_stamp(self._file)
             if stamp == self._stamp:
                 return
             self._stamp = stamp
-            if found.st_size > _MOST_BYTES:
-                raise ValueError(f"it has {found.st_size} bytes")
+            if (size := stamp[-1]) > _MOST_BYTES:
+                raise ValueError(f"it has {size} bytes")
             lines = [line.strip() for line in self._file.read_text(encoding="ascii").splitlines()]
             self._digests = tuple(map(_digest, (line for line in lines if line and not line.startswith("#"))))
         except FileNotFoundError:
