@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -55,6 +56,11 @@ class Share:
     updates: tuple[tuple[LayerKind, int, int], ...]  # kind, table entry, page
 
 
+_STEPS = itertools.count(1)
+"""No two steps of a process have one number, as none of an engine's have: a runner may outlive a driver, and ranks and
+audits know a step by it."""
+
+
 class StepDriver:
     """Page tables of several requests over one arena; each kind uses its half of the bytes, in random order."""
 
@@ -67,7 +73,6 @@ class StepDriver:
             self.rng.shuffle(ids)
             self.free[spec.kind] = ids
         self.tables: dict[str, Tables] = {}
-        self.step = 0
         self.reused_in_place = 0
 
     def share(
@@ -102,7 +107,6 @@ class StepDriver:
         )
 
     def batch(self, *shares: Share) -> ScheduledBatch:
-        self.step += 1
         ordered = sorted(shares, key=lambda share: len(share.token_ids) > 1)
 
         def ints(values) -> np.ndarray:
@@ -113,7 +117,7 @@ class StepDriver:
             return TableUpdates(*(ints(row[i] for row in found) for i in range(3)))
 
         return ScheduledBatch(
-            step=self.step,
+            step=next(_STEPS),
             slots=ints(s.slot for s in ordered),
             starts=ints(s.start for s in ordered),
             lengths=ints(len(s.token_ids) for s in ordered),

@@ -181,8 +181,9 @@ def test_a_row_of_nan_is_marked_and_its_neighbours_are_right(served, driver_for)
     shares = [driver.share(str(i), case.prompts[i], samples=True) for i in range(3)]
     row = torch.tensor([1])
     broken = runner.model.register_forward_hook(lambda _, __, hidden: hidden.index_fill(0, row, torch.nan))
-    tokens = runner.execute(driver.batch(*shares)).result().token_ids
+    step = runner.execute(driver.batch(*shares))
     broken.remove()
+    tokens = step.result().token_ids
     expected = [int(logits[-1].argmax()) for logits in case.expected[:3]]
     assert tokens.tolist() == [expected[0], NOT_A_NUMBER, expected[2]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import os
@@ -48,15 +47,11 @@ def _args(directory: Path, **changes) -> EngineArgs:
     ).model_copy(update=changes)
 
 
-_runs = itertools.count(1)
-
-
 def _results(
     replica: LaunchedReplica, driver_for, steps: int, *, allowed: Sequence[int] = (), sampling: SamplingParams = SAMPLED
 ) -> list[SampledTokens]:
     """Of a prompt, then of sampled tokens one by one, with `allowed` of these alone."""
     driver = driver_for(replica.geometry, min(replica.pool_bytes, 1 << 24))
-    driver.step = 1000 * next(_runs)  # ranks compare their tokens by step, so steps of another run have other numbers
     ids, results = PROMPT, []
     for count in range(steps):
         share = driver.share(

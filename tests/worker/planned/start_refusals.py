@@ -21,6 +21,7 @@ class Unknowable(Enum):
     MACHINE = "a device, driver, library or image that is not what the cluster says"
     BY_HAND = "flags and settings that no plan writes: of a worker that somebody starts by hand"
     REQUEST = "of one request, once the worker serves"
+    ADAPTER = "of one adapter, once the worker serves"
     CONTRACT = "what the engine promises itself; a fault of its code, whatever the plan"
     ECHO = "hands on what another row raises"
 
@@ -39,7 +40,7 @@ class Rule:
 Why = Unknowable | Rule
 
 _FILES, _MACHINE, _HAND, _REQUEST = Unknowable.FILES, Unknowable.MACHINE, Unknowable.BY_HAND, Unknowable.REQUEST
-_CONTRACT, _ECHO = Unknowable.CONTRACT, Unknowable.ECHO
+_ADAPTER, _CONTRACT, _ECHO = Unknowable.ADAPTER, Unknowable.CONTRACT, Unknowable.ECHO
 # The inspection of a model runs the same functions before anything is planned: what they refuse has no plan.
 _INSPECTED = Rule("modelserve.inspection:inspect_checkpoint")
 _PAIR = Rule("modelserve.planning.drafts:WantedDrafts.of_target")
@@ -50,6 +51,7 @@ _CONTEXT = Rule("modelserve.planning.evaluation:_unservable", "ContextLength")
 _FORMATS = Rule("modelserve.planning.evaluation:_unservable", "ComputeCapability")
 _MEMORY = Rule("modelserve.planning.evaluation:evaluate", "Memory")
 _CPUS = Rule("modelserve.planning.evaluation:architecture_problem", "Architecture")
+_ADAPTERS = Rule("modelserve.api.model_adapter:AdaptersSpec")
 _ENGINE_RULES = Rule("modelserve.api.spec:EngineSpec")
 
 _CORE, _WORKER = "modelserve.", "modelserve_worker."
@@ -90,6 +92,21 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "engine_args:EngineArgs._one_choice", "ValueError"): (1, Rule("modelserve.api.drafter:DrafterSpec")),
     (_CORE + "inspection:read_drafters", "InvalidInput"): (1, Rule("modelserve.api.drafter:DrafterSpec")),
     (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
+    (_CORE + "engine_args:EngineArgs._adaptable", "ValueError"): (1, _ADAPTERS),
+    (_CORE + "engine_args:EngineArgs._holds_slots", "ValueError"): (1, _ADAPTERS),
+    # Files of adapters: a worker reads them once it serves.
+    (_CORE + "model.adapters.binding:_bind", "UnsupportedModel"): (5, _ADAPTER),
+    (_CORE + "model.adapters.binding:_bind_stacked", "UnsupportedModel"): (1, _ADAPTER),
+    (_CORE + "model.adapters.binding:_claim", "UnsupportedModel"): (1, _ADAPTER),
+    (_CORE + "model.adapters.binding:bind", "UnsupportedModel"): (2, _ADAPTER),
+    (_CORE + "model.adapters.binding:read_adapter", "InvalidInput"): (1, _ADAPTER),
+    (_CORE + "model.adapters.config:AdapterConfig.from_document", "InvalidInput"): (1, _ADAPTER),
+    (_CORE + "model.adapters.config:AdapterConfig.from_document", "UnsupportedModel"): (4, _ADAPTER),
+    (_CORE + "model.adapters.config:_check", "UnsupportedModel"): (1, _ADAPTER),
+    (_CORE + "model.adapters.names:factor_name", "UnsupportedModel"): (5, _ADAPTER),
+    (_WORKER + "adapters.reading:_read", "InvalidInput"): (2, _ADAPTER),
+    (_WORKER + "adapters.reading:check_fits", "UnsupportedModel"): (1, _ADAPTER),
+    (_WORKER + "adapters.reading:read_into_host", "InvalidInput"): (1, _ADAPTER),
     (_CORE + "model.gguf.files:_read", "InvalidInput"): (4, _INSPECTED),
     (_CORE + "model.gguf.files:gguf_files", "InvalidInput"): (1, _INSPECTED),
     (_CORE + "model.gguf.files:whole", "InvalidInput"): (1, _INSPECTED),
@@ -241,7 +258,8 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "weights.loader:_map_tokens", "InvalidCheckpoint"): (1, _FILES),
     (_WORKER + "weights.loader:load_dflash", "InvalidInput"): (1, _CONTRACT),
     (_WORKER + "models.gemma4_assistant:Gemma4Assistant.__init__", "InvalidInput"): (2, _PAIR),
-    (_WORKER + "scheduling.admission:Admission.validate", "InvalidInput"): (5, _REQUEST),
+    (_WORKER + "scheduling.admission:Admission.validate", "InvalidInput"): (4, _REQUEST),
+    (_WORKER + "scheduling.adapter_slots:AdapterSlotTable.check", "InvalidInput"): (1, _REQUEST),
     (_WORKER + "scheduling.pages.arena:PageArena.allocate", "OutOfPagesError"): (1, _REQUEST),
     (_WORKER + "scheduling.prompt_spans:check_spans", "InvalidInput"): (4, _REQUEST),
     (_WORKER + "scheduling.scheduler:Scheduler.add", "InvalidInput"): (1, _REQUEST),

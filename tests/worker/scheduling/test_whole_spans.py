@@ -147,7 +147,7 @@ def test_any_traffic_ends_and_cuts_no_span(seed: int) -> None:
     (request("r", 30, EmbeddedSpan.of(3, np.zeros((2, 5), np.float32), mutual=True)), r"shape \[2, 5\].*\[rows, 4\]"),
     (request("r", 30, EmbeddedSpan.of(3, np.zeros((2, 4), np.float64), mutual=True)), r"embeddings of float64"),
     (request("r", 30, EmbeddedSpan(3, np.zeros((2, 4), np.float32), b"", mutual=True)), r"a key of 0 bytes"),
-    (Request("r", [3] * 9, SamplingParams(seed=0, max_tokens=1), adapter=2), r"adapter is 2; .* leave it at 0"),
+    (Request("r", [3] * 9, SamplingParams(seed=0, max_tokens=1), adapter="f00d"), r"'f00d' is not loaded; load it"),
 ])  # fmt: skip
 def test_what_could_never_run_is_refused_and_hurts_nobody(made: Request, message: str) -> None:
     scheduled = driver(32)
