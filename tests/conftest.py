@@ -6,7 +6,6 @@ says, tests that are marked `drawn` run a third of their parameters. Reports hav
 """
 
 import os
-from typing import Any
 
 import hypothesis
 import pytest
@@ -33,13 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    from triton.runtime import interpreter
+    if os.environ["TRITON_INTERPRET"] == "1":
+        import quick_interpreter
 
-    _patch_lang_tensor = interpreter._patch_lang_tensor
-
-    def _with_index(tensor: Any, scope: Any) -> None:
-        """Triton 3.6 takes int() of arrays of one element, which NumPy 2.4 refuses: `range` of a kernel needs it."""
-        _patch_lang_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = _with_index
+        quick_interpreter.install()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import paged_logits
@@ -18,7 +17,6 @@ from ordered_dots import ordered_dots  # noqa: F401 - a fixture
 from paged_logits import Forced, Replay, Traffic, geometry_of, replay
 from span_reference import prompt_of, random_span, spanned_logits
 from torch import Tensor
-from triton.runtime import interpreter
 from true_drafter import TrueDrafter
 
 from modelserve.sizing import kernel_buffers
@@ -37,16 +35,9 @@ from modelserve_worker.step.step_size import StepSize
 
 
 @pytest.fixture(autouse=True)
-def kernels_run_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On the CPU, as on a GPU whose kernels are all Triton's."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: type, *scope: Any) -> None:  # bounds of loops may be arrays of one element
-        patch(tensor, *scope)
-        tensor.__index__ = lambda self: int(np.asarray(self.handle.data).item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    with np.errstate(over="ignore", invalid="ignore"):  # padding rows hold what memory held
+def _padding_rows() -> Iterator[None]:
+    """They hold what memory held."""
+    with np.errstate(over="ignore", invalid="ignore"):
         yield
 
 
