@@ -32,7 +32,7 @@ def compile_kernels(*arguments: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-@pytest.mark.slow("what hundreds of launches are is found for two GPU generations, and one in eight is compiled")
+@pytest.mark.slow("what hundreds of launches are is found for a GPU generation, and one in eight is compiled")
 @pytest.mark.timeout(1800)
 def test_every_kernel_compiles_within_its_limits_to_the_code_that_is_committed(pytestconfig: pytest.Config) -> None:
     every_one = pytestconfig.getoption("--hypothesis-profile") == "long"
@@ -42,8 +42,7 @@ def test_every_kernel_compiles_within_its_limits_to_the_code_that_is_committed(p
     compiled = golden_code.read(lines)
     assert len({row.launch for row in compiled.rows}) == len(compiled.rows), "a row of the file is one launch"
     looked_at = {row.target for row in compiled.rows}
-    assert "sm_90" in looked_at
-    assert len(looked_at) == (5 if every_one else 2)
+    assert len(looked_at) == (5 if every_one else 1)
     before = golden_code.committed()
     moved = golden_code.moved(replace(before, rows=tuple(r for r in before.rows if r.target in looked_at)), compiled)
     assert moved == [], "\n".join(moved)
