@@ -22,17 +22,35 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ImagePatches:
+    """An image that the model embeds when its rows are computed: `values` uint8 [N, V], each row a patch of it, from
+    the upper left on, with `columns` patches from left to right."""
+
+    values: NDArray[np.uint8]
+    columns: int
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def positions(self) -> NDArray[np.int64]:
+        """Column and row [N, 2] of each patch."""
+        numbers = np.arange(len(self))
+        return np.stack((numbers % self.columns, numbers // self.columns), axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EmbeddedSpan:
     """N consecutive positions of a prompt from `start` on. The prompt's tokens there are placeholders, which nothing is
     computed of.
 
-    `embeddings` float32 [N, H] are what the first layer gets: they are not multiplied by sqrt(H). `key`, of KEY_BYTES
-    bytes, stands for them wherever rows are looked up: whoever makes a span sees to it that other embeddings have
-    another one. Neighbours that touch are two spans and do not see each other.
+    `embeddings` float32 [N, H] are what the first layer gets: they are not multiplied by sqrt(H); or patches of an
+    image, of which the model makes them. `key`, of KEY_BYTES bytes, stands for them wherever rows are looked up:
+    whoever makes a span sees to it that other embeddings have another one. Neighbours that touch are two spans and do
+    not see each other.
     """
 
     start: int
-    embeddings: NDArray[np.float32]
+    embeddings: NDArray[np.float32] | ImagePatches
     key: bytes
     mutual: bool
 

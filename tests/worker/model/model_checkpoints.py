@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.model.images import ImageArchitecture
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
@@ -21,6 +22,7 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM as Gemma4
 from modelserve_worker.weights.loader import load_model
 
 WINDOW = 9
+IMAGE_TOKEN = 250  # of the small unified checkpoint
 S, F = "sliding_attention", "full_attention"
 
 COMMON: dict[str, Any] = {
@@ -101,6 +103,27 @@ def make_checkpoint(
     return config.to_dict()
 
 
+def make_unified(directory: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The same of a 12B that sees, as transformers saves it: text, and what embeds patches of 48 x 48 pixels."""
+    from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+
+    layers = len(VARIANTS["12B"]["layer_types"])
+    text = COMMON | VARIANTS["12B"] | {"num_hidden_layers": layers, "use_bidirectional_attention": "vision"}
+    text.pop("hidden_size_per_layer_input")
+    vision = {"mm_embed_dim": 40, "output_proj_dims": 40, "mm_posemb_size": 1120}
+    config = Gemma4UnifiedConfig(
+        text_config=text, vision_config=vision, audio_config={"audio_embed_dim": 16}, image_token_id=IMAGE_TOKEN,
+        video_token_id=IMAGE_TOKEN + 1, audio_token_id=IMAGE_TOKEN + 2,
+    )  # fmt: skip
+    model = Gemma4UnifiedForConditionalGeneration(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            tensor.copy_(_random(name, tensor, generator))
+    model.to(dtype).save_pretrained(directory)
+    return config.to_dict()
+
+
 def _random(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Attention scores of variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), matrices of unit gain, the rest 1 +- 0.2."""
     noise = torch.randn(tensor.shape, generator=generator)
@@ -141,9 +164,10 @@ def load_checkpoint(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     operations: Operations = PLAIN,
+    images: ImageArchitecture | None = None,
 ) -> Gemma4:
     """The product's model with the weights of `directory`, on the CPU where no device is named."""
     placement = Placement(
         device or torch.device("cpu"), dtype, parallel or TensorParallel(), read_weight_format(directory), operations
     )
-    return load_model(read_architecture(directory), directory, placement)
+    return load_model(read_architecture(directory), directory, placement, images=images)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.weight_format import StoredType, TextLinear
 from modelserve.sizing.backends.table import HEAD
 from modelserve.sizing.weights.dequantisation import workspace_bytes
@@ -34,6 +35,7 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored.matrix import StoredMatrix
 from modelserve_worker.layers.taps import LayerTaps
+from modelserve_worker.models.image_embedder import ImageEmbedder
 
 
 class PerLayerInput(nn.Module):
@@ -168,7 +170,10 @@ class Gemma4ForCausalLM(nn.Module):
     matrix spans.
     """
 
-    def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:
+    def __init__(
+        self, architecture: ModelArchitecture, placement: Placement, *, images: ImageArchitecture | None = None
+    ) -> None:
+        """`images`: what its patches of images become rows by; None: it has no embedder, and takes none."""
         super().__init__()
         parallel, operations, weight_format = placement.parallel, placement.operations, placement.weight_format
         if problem := tensor_parallel_problem(architecture, parallel.size, weight_format=weight_format):
@@ -192,6 +197,7 @@ class Gemma4ForCausalLM(nn.Module):
         )
         self.norm = RMSNorm(hidden, placement, eps=architecture.rms_norm_eps)
         self.output_head = None if architecture.tie_word_embeddings else OutputHead(vocab, hidden, placement)
+        self.image_embedder = None if images is None else ImageEmbedder(images, hidden, placement)
         self.taps: LayerTaps | None = None
         self._narrows_at = architecture.last_owning_layer
 

@@ -15,6 +15,7 @@ from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLine
 from modelserve_worker.layers.moe import Experts
 from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
+from modelserve_worker.models.image_embedder import ImageEmbedder
 from modelserve_worker.models.weight_source import (
     FLOATS,
     TABLES,
@@ -35,6 +36,7 @@ TOWER_PREFIXES = (
     "model.audio_tower.",
     "model.embed_audio.",
 )
+IMAGE_PREFIXES = ("model.vision_embedder.", "model.embed_vision.")  # of models without a tower
 HEAD = "lm_head.weight"
 # Scales of inputs and of the cache, whatever layer has them: both are made from what is there.
 UNUSED_ENDINGS = (
@@ -57,6 +59,11 @@ def text_name(name: str) -> str | None:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+def name_with_images(name: str) -> str | None:
+    """`text_name`, and the whole name of a tensor of what embeds images."""
+    return name if name.startswith(IMAGE_PREFIXES) else text_name(name)
 
 
 def unused_names(model: Gemma4ForCausalLM) -> frozenset[str]:
@@ -97,8 +104,23 @@ def weight_sources(model: Gemma4ForCausalLM, *, experts_apart: bool = False) -> 
         if layer.moe is not None:
             yield from _experts(f"layers.{layer.layer}.experts.", layer.moe.experts, apart=experts_apart)
     yield from whole_tensor("norm.weight", model.norm.weight)
+    if model.image_embedder is not None:
+        yield from _image_embedder(model.image_embedder)
     if model.output_head is not None:
         yield from sharded(HEAD, model.output_head.weight, model.output_head.shard, dim=0)
+
+
+def _image_embedder(embedder: ImageEmbedder) -> Iterator[WeightSource]:
+    norms = {"patch_ln1": embedder.patch_norm, "patch_ln2": embedder.embedded_norm, "pos_norm": embedder.placed_norm}
+    tensors = {
+        **{f"{name}.{part}": getattr(norm, part) for name, norm in norms.items() for part in ("weight", "bias")},
+        "patch_dense.weight": embedder.patch_weight,
+        "patch_dense.bias": embedder.patch_bias,
+        "pos_embedding": embedder.positions,
+    }
+    for name, parameter in tensors.items():
+        yield from whole_tensor(f"model.vision_embedder.{name}", parameter)
+    yield from whole_tensor("model.embed_vision.embedding_projection.weight", embedder.projection)
 
 
 def layer_sources(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:

@@ -106,7 +106,7 @@ class GPUModelRunner:
             backend=model.operations.sampling,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
-        self._embeddings = SlotEmbeddings(device=device, dtype=model.dtype)
+        self._embeddings = SlotEmbeddings(device=device, dtype=model.dtype, images=model.image_embedder)
         self._masks = TokenMaskBuffer(max_num_seqs=few_rows, vocab_size=architecture.vocab_size, device=device)
         self._backend = model.operations.step
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)

@@ -26,7 +26,7 @@ class SchedulerLimits:
     prompts wait `min_num_mixed_tokens` (0: no fewer); it grows where a crowd waits, PREFILLS_AHEAD prompts or more of
     more than `crowd_tokens`. Steps with prompts are captured for so many `captured_rows`, rising.
     `exact`: rows of prompts and rows behind them are computed apart, in the same way each time. `hidden_size`: of the
-    model, which embeddings have; 0: any.
+    model, which embeddings have; 0: any. `patch_values`: of a patch of an image; 0: none is taken; None: any.
     """
 
     max_num_batched_tokens: int
@@ -38,6 +38,7 @@ class SchedulerLimits:
     captured_rows: tuple[int, ...] = ()
     exact: bool = False
     hidden_size: int = 0
+    patch_values: int | None = None
     min_num_mixed_tokens: int = 0
     crowd_tokens: float = math.inf
 
@@ -97,7 +98,8 @@ class Admission:
 
     def validate(self, request: Request) -> None:
         """Raise InvalidInput if the request could never run, even alone. Callable from any thread."""
-        prompt, limit = len(request.prompt_token_ids), self._limits.max_model_len
+        limits = self._limits
+        prompt, limit = len(request.prompt_token_ids), limits.max_model_len
         if not prompt:
             raise InvalidInput("the prompt has no tokens; send at least 1", field="prompt")
         if request.sampling.max_tokens < 1:
@@ -110,7 +112,9 @@ class Admission:
                 f"{limit} tokens; shorten the prompt by {prompt - limit + 1}",
                 field="prompt",
             )
-        check_spans(request, self._limits.max_num_batched_tokens, self._limits.hidden_size)
+        check_spans(
+            request, limits.max_num_batched_tokens, hidden_size=limits.hidden_size, patch_values=limits.patch_values
+        )
         tokens = self._limits.most_cached_tokens(request)
         need = self._geometry.held_bytes(tokens)
         if need > self._pool_bytes:

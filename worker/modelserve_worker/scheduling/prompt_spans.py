@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import Int32Array
-from modelserve_worker.embedded_spans import KEY_BYTES, SpanRows, span_pieces
+from modelserve_worker.embedded_spans import KEY_BYTES, ImagePatches, SpanRows, span_pieces
 from modelserve_worker.request import Request
 
 
-def check_spans(request: Request, max_num_batched_tokens: int, hidden_size: int) -> None:
-    """Raise InvalidInput where a request's spans could never be computed. `hidden_size` 0: whatever they have."""
+def check_spans(request: Request, max_num_batched_tokens: int, *, hidden_size: int, patch_values: int | None) -> None:
+    """Raise InvalidInput where a request's spans could never be computed. `hidden_size` 0: whatever embeddings have;
+    `patch_values`: what patches of images must have, 0 where the model takes none, None: whatever they have."""
     end, last = 0, len(request.prompt_token_ids) - 1
     for number, span in enumerate(request.spans):
         what = f"span {number} of the prompt, positions {span.start} to {span.end - 1},"
-        shape = span.embeddings.shape
-        if len(shape) != 2 or not len(span) or shape[1] != (hidden_size or shape[1]):
-            raise InvalidInput(
-                f"span {number} of the prompt has embeddings of shape {list(shape)}; they must be [rows, {hidden_size}]"
-                " with at least 1 row",
-                field="prompt",
-            )
-        if span.embeddings.dtype != np.float32 or len(span.key) != KEY_BYTES:
-            raise InvalidInput(
-                f"{what} has embeddings of {span.embeddings.dtype} and a key of {len(span.key)} bytes; they must be "
-                f"float32 with a key of {KEY_BYTES}",
-                field="prompt",
-            )
+        problem = _problem(span.embeddings, hidden_size, patch_values)
+        if problem is None and len(span.key) != KEY_BYTES:
+            problem = f"a key of {len(span.key)} bytes; it must have {KEY_BYTES}"
+        if problem is not None:
+            raise InvalidInput(f"span {number} of the prompt has {problem}", field="prompt")
         if span.start < end or span.end > last:
             raise InvalidInput(
                 f"{what} must lie behind the span before it, which ends at {end}, and before the prompt's last token, "
@@ -44,6 +39,23 @@ def check_spans(request: Request, max_num_batched_tokens: int, hidden_size: int)
                 field="prompt",
             )
         end = span.end
+
+
+def _problem(embeddings: NDArray[np.float32] | ImagePatches, hidden_size: int, patch_values: int | None) -> str | None:
+    """Of what a span brings; None where there is none."""
+    if not isinstance(embeddings, ImagePatches):
+        return _shape_problem("embeddings", embeddings, hidden_size, np.float32)
+    if patch_values == 0:
+        return "patches of an image, and the model takes none: plan images, or leave them out"
+    if embeddings.columns < 1:
+        return f"patches in {embeddings.columns} columns; there must be 1 at least"
+    return _shape_problem("patches", embeddings.values, patch_values or 0, np.uint8)
+
+
+def _shape_problem(what: str, values: NDArray[Any], width: int, dtype: type[np.generic]) -> str | None:
+    if values.ndim != 2 or not len(values) or values.shape[1] != (width or values.shape[1]):
+        return f"{what} of shape {list(values.shape)}; they must be [rows, {width or 'any'}] with at least 1 row"
+    return f"{what} of {values.dtype}; they must be {np.dtype(dtype)}" if values.dtype != dtype else None
 
 
 def has_embedded_rows(requests: Sequence[Request], starts: Int32Array, ends: Int32Array) -> list[bool]:

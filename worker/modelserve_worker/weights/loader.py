@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.checkpoint_files import TensorEntry
 from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.gguf import tensor_names
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.weight_format import Layout
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored.int4 import Int4Matrix
@@ -26,6 +27,7 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 from modelserve_worker.models.gemma4_checkpoint import (
     UNUSED_ENDINGS,
+    name_with_images,
     names_experts_apart,
     text_name,
     unused_names,
@@ -49,16 +51,18 @@ def load_model(
     directory: Path,
     placement: Placement,
     *,
+    images: ImageArchitecture | None = None,
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Gemma4ForCausalLM:
-    """Build this rank's model and fill it from `directory` ("auto") or with random weights ("dummy").
+    """Build this rank's model and fill it from `directory` ("auto") or with random weights ("dummy"). Tensors by which
+    it takes `images` are read with them alone.
 
     Raises InvalidInput when the tensor-parallel size does not fit, InvalidCheckpoint for missing, unexpected, misshapen
     or unreadable tensors. 300 s without a byte end the process with reason LoadStalled.
     """
-    model = Gemma4ForCausalLM(architecture, placement)
+    model = Gemma4ForCausalLM(architecture, placement, images=images)
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(model.parameter_bytes())
@@ -72,7 +76,8 @@ def load_model(
                 logger.info("%s: %s", directory, unused)
             files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
             sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
-            _read(sources, files, unused=unused_names(model), device=placement.device, progress=counted)
+            named = text_name if images is None else name_with_images
+            _read(sources, files, unused=unused_names(model), device=placement.device, progress=counted, named=named)
     for name, matrix in model.stored_matrices():
         try:
             matrix.loaded()
@@ -173,15 +178,19 @@ def _make_up(sources: Iterable[WeightSource], placement: Placement, *, seed: int
 
 def _read(
     sources: Iterable[WeightSource], files: CheckpointFiles, *, unused: frozenset[str], device: torch.device,
-    progress: LoadProgress,
+    progress: LoadProgress, named: Callable[[str], str | None] = text_name,
 ) -> None:  # fmt: skip
-    matched = _match(sources, files, unused=unused)
+    matched = _match(sources, files, unused=unused, named=named)
     read_weights(matched, device=device, progress=progress)
     check_contents(matched)
 
 
 def _match(
-    sources: Iterable[WeightSource], files: CheckpointFiles, *, unused: frozenset[str]
+    sources: Iterable[WeightSource],
+    files: CheckpointFiles,
+    *,
+    unused: frozenset[str],
+    named: Callable[[str], str | None],
 ) -> list[tuple[WeightSource, TensorEntry]]:
     """Pair every tensor the model needs with the one in the files, in file order. Raises InvalidCheckpoint."""
     wanted = {source.name: source for source in sources}
@@ -189,7 +198,7 @@ def _match(
     present: set[str] = set()
     faults: list[str] = []
     skipped: list[TensorEntry] = []
-    named = tensor_names.text_name if files.gguf else text_name
+    named = tensor_names.text_name if files.gguf else named
     for tensor in files.tensors.values():
         name = named(tensor.name)
         present.add(name or tensor.name)

@@ -1,0 +1,89 @@
+"""What a model makes of an image: how large it is made, how many soft tokens it becomes, which model sees at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from modelserve.errors import InvalidInput, UnsupportedModel
+
+BUDGETS = (70, 140, 280, 560, 1120)
+"""Soft tokens that an image may become at most: what the models were trained with."""
+
+DEFAULT_BUDGET = 280
+UNIFIED = ("gemma4_unified",)
+_SERVED = "this release takes images with the unified 12B (gemma4_unified) alone; leave modalities out for text"
+
+
+class ImageArchitecture(BaseModel):
+    """Of a model that embeds patches without a tower. Sizes are element counts; sides are pixels."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    patch_side: int = Field(ge=1, le=256, description="A soft token is a square of so many pixels a side.")
+    embed_size: int = Field(ge=1, le=1 << 18)
+    positions: int = Field(ge=1, le=1 << 16, description="Most patches a side, of the table of positions.")
+    rms_norm_eps: float = 1e-6
+    mutual: bool = Field(description="Whether rows of an image see each other in sliding layers.")
+
+    @property
+    def patch_values(self) -> int:
+        """Of one patch: its pixels in three colours."""
+        return 3 * self.patch_side**2
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ImageArchitecture:
+        """Read a parsed config.json. Raises UnsupportedModel for a model that this release takes no images with,
+        InvalidInput for missing or contradictory fields."""
+        model_type, vision = config.get("model_type"), config.get("vision_config")
+        if model_type not in UNIFIED:
+            raise UnsupportedModel(f"model_type {model_type!r}: {_SERVED}")
+        text = config.get("text_config")
+        if not isinstance(vision, Mapping) or not isinstance(text, Mapping):
+            raise UnsupportedModel("config.json has no vision_config: the checkpoint takes no images")
+        try:
+            found = cls(
+                patch_side=vision["patch_size"] * vision["pooling_kernel_size"],
+                embed_size=vision["mm_embed_dim"],
+                positions=vision["mm_posemb_size"],
+                rms_norm_eps=vision.get("rms_norm_eps", 1e-6),
+                mutual=text.get("use_bidirectional_attention") == "vision",
+            )
+        except KeyError as error:
+            name = f"vision_config.{error.args[0]}"
+            raise InvalidInput(f"config.json lacks {name!r}", field=name) from error
+        except (ValidationError, TypeError) as error:
+            raise InvalidInput(f"config.json: vision_config: {error}", field="vision_config") from error
+        projected = vision.get("output_proj_dims", found.embed_size)
+        if projected != found.embed_size:
+            raise UnsupportedModel(
+                f"config.json: vision_config.output_proj_dims {projected} differs from mm_embed_dim "
+                f"{found.embed_size}; what is embedded is projected as it is"
+            )
+        return found
+
+
+def resized(height: int, width: int, *, budget: int, patch_side: int) -> tuple[int, int]:
+    """Height and width in pixels that an upright image of `height` x `width` is resized to: whole patches, at most
+    `budget`, its aspect kept within a patch. Small images grow; of very long ones the short side is one patch.
+
+    As the reference processor computes it, in the same floating-point steps: a size that differs by one rounding would
+    be another number of tokens.
+    """
+    factor = math.sqrt(budget * patch_side**2 / (height * width))
+    high, wide = (math.floor(factor * side / patch_side) * patch_side for side in (height, width))
+    longest = budget * patch_side
+    if not high:
+        return patch_side, min(width // height * patch_side, longest)
+    if not wide:
+        return min(height // width * patch_side, longest), patch_side
+    return high, wide
+
+
+def soft_tokens(height: int, width: int, *, budget: int, patch_side: int) -> int:
+    """Patches of the resized image, each a row of the prompt."""
+    high, wide = resized(height, width, budget=budget, patch_side=patch_side)
+    return high * wide // patch_side**2

@@ -1,0 +1,1 @@
+"""Images of requests: bounded before they are decoded, decoded by processes of their own, cut into patches."""

@@ -1,0 +1,104 @@
+"""From an image's bytes to its patches: looked at first, which costs nothing, and decoded later, where it is not known.
+
+How many soft tokens an image becomes follows from its header alone; the decoder makes just so many patches of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from modelserve.model.images import BUDGETS, ImageArchitecture, resized
+from modelserve.sizing.host.image_input import ENCODED_BYTES, KNOWN_PIXELS_BYTES, MOST_PIXELS, ImageInput
+from modelserve_worker.embedded_spans import KEY_BYTES, ImagePatches
+from modelserve_worker.media.decode_order import DecodeOrder
+from modelserve_worker.media.decode_pool import DecodePool
+from modelserve_worker.media.image_header import read_image_header
+from modelserve_worker.media.media_error import MediaTooLarge
+from modelserve_worker.media.patches import patches_of
+
+PREPROCESSOR = 1  # of cached rows: another number wherever the same bytes become other patches
+
+
+class SentImage(NamedTuple):
+    """An image within its bounds, not decoded. `key` is that of its rows."""
+
+    data: bytes
+    order: DecodeOrder
+    soft_tokens: int
+    key: bytes
+
+
+class ImageReader:
+    """Of one model with room for `images`. For any thread."""
+
+    def __init__(
+        self,
+        images: ImageInput,
+        architecture: ImageArchitecture,
+        pool: DecodePool,
+        *,
+        known_bytes: int = KNOWN_PIXELS_BYTES,
+    ) -> None:
+        self.images = images
+        self.mutual = architecture.mutual
+        self._side = architecture.patch_side
+        self._pool = pool
+        self._known: OrderedDict[tuple[str, bytes], ImagePatches] = OrderedDict()  # the last used at the end
+        self._room = known_bytes
+        self._lock = threading.Lock()
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """Those of the plan, rising."""
+        return tuple(each for each in BUDGETS if each <= self.images.max_soft_tokens)
+
+    def look(self, data: bytes, budget: int) -> SentImage:
+        """Bound it by its header. Raises MediaTooLarge and MediaUndecodable."""
+        if len(data) > ENCODED_BYTES:
+            raise MediaTooLarge(f"the image has {len(data)} bytes; the limit is {ENCODED_BYTES}: send it smaller")
+        header = read_image_header(data)
+        if header.pixels > MOST_PIXELS:
+            raise MediaTooLarge(
+                f"the image is {header.width} x {header.height}, {header.pixels} pixels; the limit is {MOST_PIXELS}: "
+                "send it smaller, the model sees no more than 2.6 million of them"
+            )
+        height, width = resized(*header.turned, budget=budget, patch_side=self._side)
+        digest = hashlib.sha256(hashlib.sha256(data).digest() + f"image {budget} {PREPROCESSOR}".encode()).digest()
+        tokens = height * width // self._side**2
+        return SentImage(data, DecodeOrder(*header, height, width), tokens, digest[:KEY_BYTES])
+
+    def patches(self, image: SentImage, namespace: str) -> ImagePatches:
+        """Decode it, unless requests of the same `namespace` sent it lately. Raises MediaTooLarge and
+        MediaUndecodable."""
+        name = (namespace, image.key)
+        with self._lock:
+            if (known := self._known.get(name)) is not None:
+                self._known.move_to_end(name)
+                return known
+        order = image.order
+        rgb = self._pool.decode(image.data, order)
+        made = patches_of(rgb, height=order.resized_height, width=order.resized_width, side=self._side)
+        self._keep(name, made)
+        return made
+
+    def _keep(self, name: tuple[str, bytes], made: ImagePatches) -> None:
+        size = made.values.nbytes
+        with self._lock:
+            if name in self._known:
+                return
+            while self._known and size > self._room:
+                _, gone = self._known.popitem(last=False)
+                self._room += gone.values.nbytes
+            if size <= self._room:
+                self._known[name] = made
+                self._room -= size
+
+    def is_known(self, image: SentImage, namespace: str) -> bool:
+        with self._lock:
+            return (namespace, image.key) in self._known
+
+    def close(self) -> None:
+        self._pool.close()
