@@ -22,7 +22,7 @@ from pydantic.alias_generators import to_camel
 
 from modelserve.api.schema_types import LabelKey, LabelValue, Product
 from modelserve.bounded_yaml import load_document
-from modelserve.errors import InvalidInput
+from modelserve.errors import InvalidInput, first_fault
 from modelserve.hardware import ARCH_LABEL, CPU_PRODUCT, PCIE_LINK, Accelerator, usual_architecture, visible_bytes
 from modelserve.planning.pools.offers import AcceleratorOffer
 from modelserve.planning.pools.pinning import pinned_terms
@@ -98,9 +98,8 @@ def _entry(product: str, text: object) -> CatalogueEntry:
     try:
         return CatalogueEntry.model_validate(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput(f"{where}: {field}: {first['msg']}", field=field) from error
+        field, message = first_fault(error)
+        raise InvalidInput(f"{where}: {field}: {message}", field=field) from error
 
 
 def _accelerator(product: str, entry: CatalogueEntry) -> Accelerator:

@@ -6,6 +6,10 @@ ModelServeError
 └── DoesNotFit          valid input, but no accelerator given can hold it: the CLI exits 3
 """
 
+from __future__ import annotations
+
+from pydantic import ValidationError
+
 
 class ModelServeError(Exception):
     """Root of every error raised on purpose; the text says what was wrong, the value, the limit, the remedy."""
@@ -29,3 +33,9 @@ class DoesNotFit(ModelServeError):  # noqa: N818 - reads as the reason it states
     def __init__(self, message: str, *, shortfall_bytes: int) -> None:
         super().__init__(message)
         self.shortfall_bytes = shortfall_bytes
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Dotted path, "" where it is the whole document, and message of the first of what a model found wrong."""
+    first = error.errors()[0]
+    return ".".join(str(part) for part in first["loc"]), first["msg"]

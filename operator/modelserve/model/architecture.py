@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.errors import InvalidInput, UnsupportedModel, first_fault
 
 MODEL_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
@@ -179,9 +179,8 @@ class ModelArchitecture(BaseModel):
         except KeyError as error:
             raise InvalidInput(f"config.json lacks {error.args[0]!r}", field=str(error.args[0])) from error
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise InvalidInput(f"config.json: {field or 'geometry'}: {first['msg']}", field=field or None) from error
+            field, message = first_fault(error)
+            raise InvalidInput(f"config.json: {field or 'geometry'}: {message}", field=field or None) from error
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidInput(f"config.json: {error}") from error
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from modelserve.errors import InvalidInput
+from modelserve.errors import InvalidInput, first_fault
 
 
 @contextmanager
@@ -18,8 +18,7 @@ def faults_of_a_config() -> Iterator[None]:
     except KeyError as error:
         raise InvalidInput(f"drafter: config.json lacks {error.args[0]!r}", field=str(error.args[0])) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput(f"drafter: config.json: {field or 'geometry'}: {first['msg']}") from error
+        field, message = first_fault(error)
+        raise InvalidInput(f"drafter: config.json: {field or 'geometry'}: {message}") from error
     except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
         raise InvalidInput(f"drafter: config.json: {error}") from error

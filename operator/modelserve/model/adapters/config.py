@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.errors import InvalidInput, UnsupportedModel, first_fault
 
 ADAPTER_CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
@@ -83,9 +83,8 @@ class AdapterConfig(BaseModel):
         try:
             config = cls.model_validate(fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise InvalidInput(f"adapter: {ADAPTER_CONFIG_FILE}: {field}: {first['msg']}", field=field) from error
+            field, message = first_fault(error)
+            raise InvalidInput(f"adapter: {ADAPTER_CONFIG_FILE}: {field}: {message}", field=field) from error
         for name in ("rank_pattern", "alpha_pattern"):
             for pattern in getattr(config, name):
                 _check(pattern, name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.errors import InvalidInput, UnsupportedModel, first_fault
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.gguf.block_types import F32
 from modelserve.model.gguf.files import GgufCheckpoint, reading
@@ -38,9 +38,8 @@ def gguf_architecture(checkpoint: GgufCheckpoint) -> ModelArchitecture:
     try:
         return ModelArchitecture.model_validate(_fields(checkpoint, keys))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput(f"{checkpoint.first}: {field or 'geometry'}: {first['msg']}", field=field or None) from error
+        field, message = first_fault(error)
+        raise InvalidInput(f"{checkpoint.first}: {field or 'geometry'}: {message}", field=field or None) from error
 
 
 def _fields(checkpoint: GgufCheckpoint, keys: _Keys) -> dict[str, Any]:
