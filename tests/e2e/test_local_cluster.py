@@ -101,10 +101,20 @@ def _run_pod(kubectl: Kubectl) -> None:
     wait_for("pod running", lambda: kubectl.get("pod", "sleeper")["status"]["phase"] == "Running")
 
 
-def test_a_removed_cluster_leaves_nothing(scratch: Layout) -> None:
+def test_up_is_idempotent_and_recovers_from_a_crash_and_a_removed_cluster_leaves_nothing(scratch: Layout) -> None:
     """With a running pod, a host port and a mounted token volume: everything a node sets up on its host."""
     before = _snapshot()
+    _up(scratch)
+    again: list[str] = []
+    lifecycle.up(scratch, again.append)
+    assert again == []
+    record = Record.load(scratch)
+    assert record is not None
+    os.kill(record.processes["etcd"].pid, signal.SIGKILL)
+    os.kill(record.processes["node"].pid, signal.SIGKILL)
+    wait_for("etcd ends", lambda: "etcd" in record.dead)
     kubectl = _up(scratch)
+    assert [node["metadata"]["name"] for node in kubectl.items("nodes")] == [NODE_NAME]
     _run_pod(kubectl)
     assert scratch.host_interface in _snapshot()["interfaces"], "the snapshot sees a running cluster"
     assert lifecycle.down(scratch)
@@ -117,20 +127,6 @@ def test_a_removed_cluster_leaves_nothing(scratch: Layout) -> None:
 def _left(before: dict[str, set[str]]) -> dict[str, set[str]]:
     after = _snapshot()
     return {what: after[what] - before[what] for what in after if after[what] - before[what]}
-
-
-def test_up_is_idempotent_and_recovers_from_a_crash(scratch: Layout) -> None:
-    _up(scratch)
-    again: list[str] = []
-    lifecycle.up(scratch, again.append)
-    assert again == []
-    record = Record.load(scratch)
-    assert record is not None
-    os.kill(record.processes["etcd"].pid, signal.SIGKILL)
-    os.kill(record.processes["node"].pid, signal.SIGKILL)
-    wait_for("etcd ends", lambda: "etcd" in record.dead)
-    kubectl = _up(scratch)
-    assert [node["metadata"]["name"] for node in kubectl.items("nodes")] == [NODE_NAME]
 
 
 def test_an_unknown_cluster_name_is_refused() -> None:
