@@ -10,7 +10,7 @@ from assisted import write_assistant
 from attention_tables import attention_table
 from full_logits import forward_hidden
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
-from test_kernel_path import kernels_run_interpreted  # noqa: F401 - a fixture, of every test
+from test_kernel_path import padding_rows_hold_anything  # noqa: F401 - a fixture, of every test
 
 from modelserve.model.architecture import LayerKind
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry

@@ -35,8 +35,8 @@ from modelserve_worker.step.step_size import StepSize
 
 
 @pytest.fixture(autouse=True)
-def _padding_rows() -> Iterator[None]:
-    """They hold what memory held."""
+def padding_rows_hold_anything() -> Iterator[None]:
+    """What memory held."""
     with np.errstate(over="ignore", invalid="ignore"):
         yield
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from attention_tables import attention_table
 from model_checkpoints import load_checkpoint, make_checkpoint, random_tokens
 from paged_logits import Forced, Traffic, geometry_of, replay
-from test_kernel_path import check, kernels_run_interpreted  # noqa: F401 (a fixture)
+from test_kernel_path import check, padding_rows_hold_anything  # noqa: F401 (a fixture)
 
 from modelserve.model.weight_format import TextLinear
 from modelserve.sizing.backends import attention_kernels, products, registry, resolve
