@@ -13,11 +13,11 @@ from typing import Any
 
 import openai
 
-from demo_conversation import REQUEST_TIMEOUT_S, WrongAnswer, converse
+from demo_conversation import REQUEST_TIMEOUT_S, WrongAnswer, converse, speak_in_styles
 from localcluster import lifecycle, operator_process, target, weights_volume
 from localcluster.checkpoint_upload import upload_checkpoint
 from localcluster.crds import install_crds
-from localcluster.deployment import CHECKPOINT, EXAMPLE, Deployed, apply_example, example
+from localcluster.deployment import ADAPTED_EXAMPLE, ADAPTERS, CHECKPOINT, Deployed, adapted_example
 from localcluster.plan_text import describe_plan
 from localcluster.service_access import service_url
 from localcluster.settings import REPOSITORY, ClusterError, Layout
@@ -45,12 +45,13 @@ def _print_conditions() -> Callable[[dict[str, Any]], None]:
     return seen
 
 
-def _converse(served: Deployed) -> None:
+def _converse(served: Deployed, adapters: list[str]) -> None:
     with service_url(served.target, NAMESPACE, served.name) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S)
         model = client.models.list().data[0].id
         _step(f"talking to {model!r} at {url}/v1, temperature 0; each answer is compared with the right one")
         converse(client, model, lambda line: print(line, flush=True))
+        speak_in_styles(client, model, adapters, lambda line: print(line, flush=True))
         print()
 
 
@@ -60,7 +61,7 @@ def _next_steps(cluster: Target, name: str) -> str:
   export KUBECONFIG={path}
   export PATH={cluster.kubectl.program.parent}:$PATH
   kubectl config set-context --current --namespace={NAMESPACE}
-  kubectl get ms -o wide
+  kubectl get ms,ma -o wide
   kubectl describe ms {name}
   kubectl explain modelserve.spec
   kubectl edit ms {name}            # change context.maxModelLen: a new revision takes over without a gap
@@ -75,16 +76,23 @@ def up() -> None:
     install_crds(cluster.kubectl)
     _step("starting the operator")
     operator_process.start(cluster)
-    _step(f"copying {CHECKPOINT.relative_to(REPOSITORY)} onto the volume of namespace {NAMESPACE}")
+    _step(f"copying {CHECKPOINT.relative_to(REPOSITORY)} and its adapters onto the volume of namespace {NAMESPACE}")
     weights_volume.create_namespace(cluster, NAMESPACE)
-    if upload_checkpoint(cluster, NAMESPACE, CHECKPOINT):
+    documents = adapted_example()
+    model_serve, *adapters = (each["metadata"]["name"] for each in documents)
+    kubectl = cluster.kubectl.within(NAMESPACE)
+    copied = [upload_checkpoint(cluster, NAMESPACE, each) for each in (CHECKPOINT, ADAPTERS)]
+    if any(copied):
         # A worker that runs since an earlier demo has read what lay there before.
-        cluster.kubectl.within(NAMESPACE).delete("modelserve", example()["metadata"]["name"])
-    _step(f"kubectl apply -n {NAMESPACE} -f {EXAMPLE.relative_to(REPOSITORY)}")
-    served = apply_example(cluster, NAMESPACE)
+        kubectl.delete("modelserve", model_serve)
+    _step(f"kubectl apply -n {NAMESPACE} -f {ADAPTED_EXAMPLE.relative_to(REPOSITORY)}")
+    kubectl.apply(*documents)
+    served = Deployed(cluster, kubectl, model_serve)
     served.wait_ready(seen=_print_conditions())
     print(f"\n{describe_plan(served.status()['plan'])}\n")
-    _converse(served)
+    kubectl.run("wait", "--for=condition=Ready", "modeladapters", *adapters, "--timeout=300s", timeout_s=310)
+    print(f"{kubectl.run('get', 'modeladapters')}\n", end="")
+    _converse(served, adapters)
     print(_next_steps(cluster, served.name))
 
 

@@ -17,6 +17,7 @@ from modelserve_tools.evaluation.exercise import Answer, Exercise, ToolCall
 from modelserve_tools.evaluation.marking import fault
 from modelserve_tools.evaluation.replies import Reply
 from modelserve_tools.evaluation.skills import exercise
+from modelserve_tools.evaluation.styles import styled
 
 SEED = 0
 RECALL_DISTANCE = 8_000
@@ -75,6 +76,17 @@ def converse(client: openai.OpenAI, model: str, say: Callable[[str], None]) -> N
             say(_line("thought", heard.reply.reasoning.strip()))
         say(_line("model", heard.reply.content.strip()))
         say(_line("", f"(right; {heard.prompt_tokens:,} prompt tokens, {heard.reply.milliseconds / 1000:.1f} s)"))
+
+
+def speak_in_styles(client: openai.OpenAI, model: str, adapters: Sequence[str], say: Callable[[str], None]) -> None:
+    """Ask the base and adapters named by their styles the same question. Raises WrongAnswer and openai.OpenAIError."""
+    asked = _first("facts", lambda found: "capital" in _question(found))
+    say("\n  The same worker, with adapters")
+    say(_line("you", _question(asked)))
+    for name in (model, *adapters):
+        heard = _ask(client, name, asked if name == model else styled(asked, name))
+        say(_line("model" if name == model else name, heard.reply.content.strip()))
+    say(_line("", f"(right; one base and {len(adapters)} adapters, by the request's `model`)"))
 
 
 def _call_the_tool(client: openai.OpenAI, model: str, told: Exercise, say: Callable[[str], None]) -> Exercise:

@@ -65,6 +65,17 @@ def test_what_a_link_leads_to_arrives_as_a_file(checkpoint: Path, there: Path) -
     assert (arrived.is_symlink(), arrived.read_text()) == (False, "shared")
 
 
+def test_folders_within_arrive_as_folders(checkpoint: Path, there: Path) -> None:
+    (checkpoint / "polite").mkdir()
+    (checkpoint / "polite" / "config.json").write_text("polite")
+    moved = content_hash(checkpoint)
+    done = _receive(str(there), moved, stream=_stream(checkpoint))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (there / "polite" / "config.json").read_text() == "polite"
+    (checkpoint / "polite").rename(checkpoint / "rude")
+    assert content_hash(checkpoint) != moved
+
+
 def test_names_and_contents_make_the_hash(checkpoint: Path) -> None:
     first, absent = content_hash(checkpoint), content_hash(checkpoint / "absent")
     (checkpoint / "config.json").write_text("{ }")

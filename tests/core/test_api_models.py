@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserve.api import API_VERSION, KIND, ModelServe
+from modelserve.api.model_adapter import ModelAdapterSpec
 from modelserve.api.schema_types import quantity_value
 from modelserve.errors import InvalidInput
 
@@ -25,7 +26,9 @@ def _document(**spec: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_valid(path: Path) -> None:
-    assert ModelServe.parse(yaml.safe_load(path.read_text())).spec.model.uri
+    model_serve, *adapters = yaml.safe_load_all(path.read_text())
+    assert ModelServe.parse(model_serve).spec.model.uri
+    assert [ModelAdapterSpec.parse(each["spec"])[1] for each in adapters] == [()] * len(adapters)
 
 
 def test_left_out_means_the_operators_choice() -> None:

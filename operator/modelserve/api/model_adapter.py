@@ -25,6 +25,7 @@ from modelserve.api.schema_types import (
 )
 from modelserve.api.unknown_fields import without_unknown
 from modelserve.errors import InvalidInput
+from modelserve.model.adapters.addresses import BUCKET_ADDRESS, CLAIM_ADDRESS, HUB, HUB_ADDRESS, MOST_NAME, SERVED_NAME
 from modelserve.model.weight_format import TextLinear
 from modelserve.sizing.adapters import MOST_ADAPTERS, MOST_RANK, MOST_SLOTS
 
@@ -45,13 +46,9 @@ AdapterTarget = Literal[  # as `modelserve adapter` prints them: linears as the 
     "per_layer_model_projection",
 ]
 
-ADAPTER_URI_PATTERN = (
-    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,4}"
-    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._=-]*){1,16}"
-    r"|pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+)$"
-)
+ADAPTER_URI_PATTERN = rf"^({HUB_ADDRESS}|{BUCKET_ADDRESS}|{CLAIM_ADDRESS})$"
 AdapterUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=ADAPTER_URI_PATTERN)]
-ServedName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")]
+ServedName = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME, pattern=SERVED_NAME)]
 VersionId = Annotated[str, StringConstraints(min_length=10, max_length=10, pattern=r"^[0-9a-f]{10}$")]
 
 _SLOTS_OVER_MAX = "adapters.slots must be at most adapters.max"
@@ -170,7 +167,7 @@ class ModelAdapterSpec(ApiModel):
 
     @model_validator(mode="after")
     def _of_the_hub(self) -> Self:
-        if self.revision is not None and not self.uri.startswith("hf://"):
+        if self.revision is not None and not self.uri.startswith(HUB):
             raise ValueError(f"{_REVISION_OF_HUB}; uri is {self.uri}")
         return self
 

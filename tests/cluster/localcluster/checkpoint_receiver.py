@@ -15,17 +15,17 @@ from typing import BinaryIO
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a checkpoint, by name; none when `folder` does not exist."""
-    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.exists() else []
+    """The files of a checkpoint, or of adapters in folders of their own; none when `folder` does not exist."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def content_hash(folder: Path) -> str:
-    """SHA-256, in hex, of the names and contents of the files in `folder`."""
+    """SHA-256, in hex, of the names, below `folder`, and contents of its files."""
     digest = hashlib.sha256()
     for path in files(folder):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name}\0{content}\0".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\0".encode())
     return digest.hexdigest()
 
 

@@ -49,7 +49,7 @@ def pack(directory: Path, file: IO[bytes]) -> None:
 
     with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:  # checkpoints of tests share a tokenizer
         for path in checkpoint_receiver.files(directory):
-            archive.add(path, arcname=path.name, filter=plain)
+            archive.add(path, arcname=path.relative_to(directory).as_posix(), filter=plain)
 
 
 @contextmanager

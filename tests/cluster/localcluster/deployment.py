@@ -13,7 +13,9 @@ from localcluster.settings import REPOSITORY, ClusterError
 from localcluster.target import Target
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "gemma4-tiny.yaml"
-CHECKPOINT = REPOSITORY / "tests" / "models" / "gemma4-tiny-ple"  # what EXAMPLE serves
+ADAPTED_EXAMPLE = EXAMPLE.with_name("gemma4-tiny-adapters.yaml")  # the same, and adapters
+CHECKPOINT = REPOSITORY / "tests" / "models" / "gemma4-tiny-ple"  # what both serve
+ADAPTERS = CHECKPOINT.with_name(f"{CHECKPOINT.name}-adapters")
 NAME_LABEL = "serving.modelserve.dev/name"
 READY_TIMEOUT_S = 600.0
 
@@ -88,3 +90,8 @@ def apply_example(target: Target, namespace: str, name: str | None = None, **spe
     kubectl = target.kubectl.within(namespace)
     kubectl.apply(document)
     return Deployed(target, kubectl, document["metadata"]["name"])
+
+
+def adapted_example() -> list[dict[str, Any]]:
+    """docs/examples/gemma4-tiny-adapters.yaml: a ModelServe and its ModelAdapters."""
+    return list(yaml.safe_load_all(ADAPTED_EXAMPLE.read_text()))

@@ -89,12 +89,15 @@ def models_at(url: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def traffic_to(served: Deployed, *, clients: int = 1, newcomers: int = 0) -> Iterator[Traffic]:
-    """Clients of the Service while the context lasts, each with a pool of its own; `newcomers` keep no connection."""
+def traffic_to(
+    served: Deployed, *, clients: int = 1, newcomers: int = 0, model: str | None = None
+) -> Iterator[Traffic]:
+    """Clients of the Service while the context lasts, each with a pool of its own; `newcomers` keep no connection.
+    `model`: what they ask, the first that /v1/models lists unless another is given."""
     namespace = served.kubectl.namespace
     assert namespace is not None
     with service_url(served.target, namespace, served.name) as url:
-        traffic = Traffic(url, models_at(url)[0]["id"])
+        traffic = Traffic(url, model or models_at(url)[0]["id"])
         kept = [True] * clients + [False] * newcomers
         threads = [threading.Thread(target=traffic.run, kwargs={"keep": each}) for each in kept]
         for thread in threads:

@@ -119,5 +119,5 @@ class Operator:
             assert time.monotonic() < deadline, document
             time.sleep(0.02)
 
-    def settled(self) -> dict[str, Any]:
-        return self.until(lambda states: not {"Loading", "Draining"} & set(states.values()))
+    def settled(self, *, seconds: float = 60.0) -> dict[str, Any]:
+        return self.until(lambda states: not {"Loading", "Draining"} & set(states.values()), seconds=seconds)

@@ -7,15 +7,13 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, field_validator
 
+from modelserve.model.adapters.addresses import BUCKET_ADDRESS, HUB_ADDRESS, MOST_NAME, SERVED_NAME
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.errors.errors import ApiError
 
 MOST_BYTES = 8 << 20  # of a set: a thousand versions of the longest names, addresses and tokens
-_HUB = r"hf://[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,4}"
-_BUCKET = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._=-]*){1,16}"
-URI = rf"^({_HUB}|{_BUCKET}|/[^\x00]*)$"
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
-AdapterName = Annotated[str, Field(min_length=1, max_length=128, pattern=NAME)]
+URI = rf"^({HUB_ADDRESS}|{BUCKET_ADDRESS}|/[^\x00]*)$"
+AdapterName = Annotated[str, Field(min_length=1, max_length=MOST_NAME, pattern=SERVED_NAME)]
 
 
 class _Part(RequestModel):

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from modelserve.model.adapters.addresses import HUB
 from modelserve.termination import NO_ROOM_EXIT_CODE
 from modelserve_worker.server.adapters.desired import DesiredVersion
-from modelserve_worker.server.adapters.sources import HUB
 from modelserve_worker.server.adapters.versions import AdapterFault
 
 MOST_SECONDS = 1800.0  # of one download, which the next try continues

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from modelserve.model.adapters.addresses import BUCKET, HUB
 from modelserve_worker.server.adapters.desired import DesiredVersion
 from modelserve_worker.server.adapters.versions import AdapterFault
-
-HUB, BUCKET = "hf://", "s3://"
 
 
 class AdapterDownload(Protocol):
