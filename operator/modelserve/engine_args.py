@@ -18,6 +18,7 @@ from modelserve.releases import release_number
 from modelserve.sizing.adapters import (
     ADAPTABLE,
     DEFAULT_RANK,
+    DEFAULT_TARGETS,
     MOST_ADAPTERS,
     MOST_RANK,
     MOST_SLOTS,
@@ -157,9 +158,9 @@ class EngineArgs(BaseModel):
         json_schema_extra={SINCE: "0.2.0"},
     )
     lora_targets: tuple[TextLinear, ...] = Field(
-        default=ADAPTABLE,
+        default=DEFAULT_TARGETS,
         min_length=1,
-        description=f"Linear layers that adapters may change: {', '.join(ADAPTABLE)}.",
+        description=f"Linear layers that adapters may change: {', '.join(ADAPTABLE)}; default: all but experts.",
         json_schema_extra={SINCE: "0.2.0"},
     )
     measure_cache_quality: bool = Field(

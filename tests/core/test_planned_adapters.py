@@ -9,13 +9,14 @@ import pytest
 from modelserve.api import ModelServe, PlanStatus
 from modelserve.api.model_adapter import AdapterTarget
 from modelserve.hardware import CATALOGUE
+from modelserve.model.weight_format import TextLinear
 from modelserve.planning.changes import plan_changes
 from modelserve.planning.engine_settings import engine_args_for, plan_hash
 from modelserve.planning.planner import plan
 from modelserve.planning.pools.host_capacity import HostCapacity
 from modelserve.planning.pools.offers import AcceleratorOffer
 from modelserve.published import published_model
-from modelserve.sizing.adapters import ADAPTABLE, AdapterLimits, slot_bytes
+from modelserve.sizing.adapters import ADAPTABLE, DEFAULT_TARGETS, EXPERTS, AdapterLimits, slot_bytes
 from modelserve_operator.manifests.pod_resources import worker_resources
 
 URI = "hf://google/gemma-4-31B-it"
@@ -56,9 +57,32 @@ def test_what_is_left_open_is_planned_and_targets_bound_a_slot() -> None:
     every, few = _plan(adapters={"max": 100}).adapters, _plan(adapters={"max": 4, "targets": ["o", "qkv"]}).adapters
     assert every is not None
     assert few is not None
-    assert (every.slots, every.rank, every.targets) == (8, 16, tuple(each.value for each in ADAPTABLE))
+    assert (every.slots, every.rank, every.targets) == (8, 16, tuple(each.value for each in DEFAULT_TARGETS))
     assert (few.slots, few.targets) == (4, ("qkv", "o"))
     assert few.slots_bytes / 4 < every.slots_bytes / 8
+
+
+def test_experts_are_room_where_they_are_named() -> None:
+    """Of 26B-A4B alone, and of every rank its share: A of gate and up whole, of down by inputs."""
+    facts = published_model("hf://google/gemma-4-26B-A4B-it")
+    assert facts is not None
+    a, rank = facts.architecture, 16
+
+    def slot(tensor: int, *targets: TextLinear) -> int:
+        limits = AdapterLimits(8, 8, rank, targets or DEFAULT_TARGETS)
+        return slot_bytes(a, limits, tensor_parallel_size=tensor)
+
+    for tensor in (1, 2, 4):
+        width = a.moe_intermediate_size // tensor
+        each = rank * (2 * a.hidden_size + 2 * width + width + a.hidden_size)
+        assert slot(tensor, *EXPERTS) == 2 * a.num_hidden_layers * a.num_experts * each
+        assert slot(tensor, *ADAPTABLE) == slot(tensor) + slot(tensor, *EXPERTS)
+    assert slot(1, *ADAPTABLE) > 30 * slot(1)
+    dense = published_model(URI)
+    assert dense is not None
+    told = [slot_bytes(dense.architecture, AdapterLimits(8, 8, rank, targets), tensor_parallel_size=1)
+            for targets in (ADAPTABLE, DEFAULT_TARGETS)]  # fmt: skip
+    assert told[0] == told[1]
 
 
 def test_workers_are_told_and_nothing_is_said_without() -> None:

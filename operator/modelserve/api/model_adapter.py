@@ -44,6 +44,8 @@ AdapterTarget = Literal[  # as `modelserve adapter` prints them: linears as the 
     "per_layer_input_gate",
     "per_layer_projection",
     "per_layer_model_projection",
+    "expert_gate_up",
+    "expert_down",
 ]
 
 ADAPTER_URI_PATTERN = rf"^({HUB_ADDRESS}|{BUCKET_ADDRESS}|{CLAIM_ADDRESS})$"
@@ -76,9 +78,10 @@ class AdaptersSpec(ApiModel):
     targets: tuple[AdapterTarget, ...] | None = Field(
         default=None,
         min_length=1,
-        max_length=7,
+        max_length=9,
         json_schema_extra={"x-kubernetes-list-type": "set"},
-        description="Kinds of linears that adapters may change, which size a slot; left out: all that the model has.",
+        description="Kinds of linears that adapters may change, which size a slot; left out: all that the model has "
+        "but experts (expert_gate_up, expert_down), which take many times what the others do together.",
     )
 
     @model_validator(mode="after")

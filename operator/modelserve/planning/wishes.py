@@ -17,7 +17,7 @@ from modelserve.model.model_facts import AssistantFacts
 from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
-from modelserve.sizing.adapters import ADAPTABLE, DEFAULT_RANK, AdapterLimits, in_order, slot_bytes
+from modelserve.sizing.adapters import DEFAULT_RANK, DEFAULT_TARGETS, AdapterLimits, in_order, slot_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 DEFAULT_UTILIZATION = Decimal("0.9")
@@ -183,7 +183,7 @@ def adapter_limits(spec: ModelServeSpec) -> AdapterLimits | None:
     asked = spec.adapters
     if asked is None:
         return None
-    named = ADAPTABLE if asked.targets is None else tuple(TextLinear(each) for each in asked.targets)
+    named = DEFAULT_TARGETS if asked.targets is None else tuple(TextLinear(each) for each in asked.targets)
     return AdapterLimits(
         slots=asked.slots or min(asked.max, DEFAULT_ADAPTER_SLOTS),
         most=asked.max,

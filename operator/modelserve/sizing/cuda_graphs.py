@@ -24,6 +24,7 @@ NODES_PER_SPLIT_PRODUCT = 1  # cuBLAS's sum of a product in parts: behind o and 
 NODES_PER_STEP = 30  # what is in no layer: tokens, embeddings, rotations, the head, selections and copies of rows
 NODES_PER_SUMMED_STEP = 8  # an embedding that is split over the vocabulary
 LAUNCHES_PER_ADAPTED_MATRIX = 2  # of its additive term: A x, and B times that
+LAUNCHES_OF_ADAPTED_EXPERTS = 4  # of a layer: rows dealt out in two, grouped by adapter, and GELU by itself
 ROWS_APART = 256  # of captured steps with chunks, up to 2,048
 FEW_LAST_ROWS = 32  # that kernels of few rows multiply, near the speed of memory
 SEGMENT_BYTES = 20 * MIB  # least that the allocator takes for blocks of 1 to 10 MiB
@@ -115,8 +116,10 @@ def graphs_bytes(architecture: ModelArchitecture, settings: RankSettings) -> int
         nodes += len(decode_graph_sizes(settings.max_num_seqs)) * kernels_per_block(block)
         nodes += (len(decodes) + len(mixed)) * kernels_per_store(block)
     if (adapters := settings.adapters) is not None:  # each step once more, with two launches a matrix that is adapted
-        matrices = sum(1 for _ in adapted_matrices(architecture, adapters.targets, tensor_parallel_size=ranks))
-        launches = LAUNCHES_PER_ADAPTED_MATRIX * matrices + architecture.num_hidden_layers  # GELU by itself
+        matrices = tuple(adapted_matrices(architecture, adapters.targets, tensor_parallel_size=ranks))
+        launches = LAUNCHES_PER_ADAPTED_MATRIX * len(matrices) + architecture.num_hidden_layers  # GELU by itself
+        if any(matrix.experts for matrix in matrices):
+            launches += LAUNCHES_OF_ADAPTED_EXPERTS * architecture.num_hidden_layers
         nodes += nodes_of_steps + launches * (len(decodes) + len(mixed))
     logits = few * architecture.vocab_size // ranks
     hidden = few * architecture.hidden_size * (2 if speculation.num_tokens else 1)  # a drafter reads those of decodes

@@ -63,6 +63,7 @@ CASES = (
     _case("26B-A4B", "int8_groups", **MANY),
     _case("31B", drafter=BLOCKS, at_start=False),
     _case("E4B", max_loras=4, at_start=False),
+    _case("26B-A4B", max_loras=4, lora_targets=("expert_gate_up", "expert_down"), at_start=False),
 )
 FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"stored": "int4", "scales": "group", "group_size": 32},

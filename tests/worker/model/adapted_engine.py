@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from peft_adapters import LINEARS, PER_LAYER, adapted
 from transformers import Gemma4ForCausalLM
 
 from modelserve.engine_args import EngineArgs
+from modelserve.sizing.adapters import ADAPTABLE
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.request import Request, SamplingParams
@@ -35,20 +37,19 @@ def reference(model: Gemma4ForCausalLM, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def engine_of(base: Path, **settings: Any) -> Engine:
+    """With room for adapters of every kind unless `settings` say otherwise."""
     args = EngineArgs(
         model=str(base), device="cpu", dtype="float32", max_model_len=128, max_num_seqs=16, max_num_batched_tokens=48,
-        max_num_mixed_tokens=24, cpu_memory_bytes=2 << 30, max_lora_rank=8, **settings,
+        max_num_mixed_tokens=24, cpu_memory_bytes=2 << 30, max_lora_rank=8, **{"lora_targets": ADAPTABLE} | settings,
     )  # fmt: skip
     return build_engine(args, lambda *_: None).engine
 
 
 def load(engine: Engine, digest: str, directory: Path) -> str | None:
     """The problem, if there is one."""
-    answers: list[str | None] = []
-    engine.read_adapter(digest, str(directory), answers.append)
-    while not answers:
-        pass
-    return answers[0]
+    answers: SimpleQueue[str | None] = SimpleQueue()
+    engine.read_adapter(digest, str(directory), answers.put)
+    return answers.get(timeout=60)
 
 
 def scored(engine: Engine, requests: Sequence[Request]) -> dict[str, tuple[torch.Tensor, list[int], torch.Tensor]]:

@@ -10,6 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Gemma4ForCausalLM
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]  # parameters, of all experts of a layer
+EXPERT_WIDTH = {"moe_intermediate_size": 48}  # so that both sizes of the experts' matrices differ
 PER_LAYER = ["per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"]
 
 

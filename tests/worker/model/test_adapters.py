@@ -9,7 +9,7 @@ import pytest
 import torch
 from adapted_engine import TARGETS, TOLERANCE, engine_of, load, prompts, reference, request, scored, train
 from model_checkpoints import make_checkpoint
-from peft_adapters import LINEARS
+from peft_adapters import EXPERT_WIDTH, EXPERTS, LINEARS
 from transformers import Gemma4ForCausalLM
 
 from modelserve_worker.request import Request, SamplingParams
@@ -21,12 +21,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 def test_a_mixed_batch_is_what_merged_weights_compute(variant: str, tmp_path: Path) -> None:
     """Three adapters on two slots and the base, in steps that they share, prompts in chunks and tokens behind them."""
     base = tmp_path / "base"
-    config = make_checkpoint(variant, base, seed=5)
+    of_experts = variant == "26B-A4B"
+    config = make_checkpoint(variant, base, seed=5, **(EXPERT_WIDTH if of_experts else {}))
     models = {"": Gemma4ForCausalLM.from_pretrained(base).eval()}
+    every: dict[str, Any] = {"target_modules": TARGETS[variant]} | (
+        {"target_parameters": EXPERTS} if of_experts else {}
+    )
     settings: list[dict[str, Any]] = [
-        {"target_modules": TARGETS[variant]},
+        every,
         {"target_modules": TARGETS[variant][:2], "r": 8, "use_rslora": True},
-        {"target_modules": TARGETS[variant], "rank_pattern": {"down_proj": 2}, "alpha_pattern": {"o_proj": 1.5}},
+        every | {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {"o_proj": 1.5}},
     ]
     for number, each in enumerate(settings):
         models[f"adapter-{number}"] = train(base, tmp_path / f"adapter-{number}", seed=number, **each)
@@ -96,8 +100,9 @@ def test_a_prefix_is_shared_within_an_adapter_alone(tmp_path: Path) -> None:
 def test_two_ranks_hold_their_shares(tmp_path: Path) -> None:
     """Rows and columns of both factors are cut as their matrices are; the second rank reads the files by itself."""
     base = tmp_path / "base"
-    config = make_checkpoint("31B", base, seed=5)
-    models = {"": Gemma4ForCausalLM.from_pretrained(base).eval(), "one": train(base, tmp_path / "one", seed=1, r=4)}
+    config = make_checkpoint("26B-A4B", base, seed=5, **EXPERT_WIDTH)
+    adapted = train(base, tmp_path / "one", seed=1, target_parameters=EXPERTS)
+    models = {"": Gemma4ForCausalLM.from_pretrained(base).eval(), "one": adapted}
     engine = engine_of(base, max_loras=1, tensor_parallel_size=2)
     try:
         assert load(engine, "one", tmp_path / "one") is None
@@ -112,9 +117,9 @@ def test_two_ranks_hold_their_shares(tmp_path: Path) -> None:
 
 def test_a_rows_bits_do_not_depend_on_others_adapters_in_profile_exact(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    config = make_checkpoint("E2B", base, seed=5)
+    config = make_checkpoint("26B-A4B", base, seed=5, **EXPERT_WIDTH)
     for number, name in enumerate(("one", "two")):
-        train(base, tmp_path / name, seed=number)
+        train(base, tmp_path / name, seed=number, target_parameters=EXPERTS)
     engine = engine_of(base, max_loras=2, profile="exact", prefix_caching=False)
     for name in ("one", "two"):
         assert load(engine, name, tmp_path / name) is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from model_checkpoints import make_checkpoint
-from peft_adapters import LINEARS, PER_LAYER, adapted
+from peft_adapters import EXPERT_WIDTH, EXPERTS, LINEARS, PER_LAYER, adapted
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,9 +19,6 @@ from modelserve.model.adapters.config import ADAPTER_FILE
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # PEFT asks it
-
-EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
-WIDTH = {"moe_intermediate_size": 24}  # so that both sizes of the experts' matrices differ
 
 
 def term(factors: Factors, tensors: dict[str, Tensor]) -> Tensor:
@@ -49,7 +46,7 @@ def term(factors: Factors, tensors: dict[str, Tensor]) -> Tensor:
 )
 def test_terms_are_what_peft_merges(variant: str, settings: dict[str, Any], tmp_path: Path) -> None:
     base, saved = tmp_path / "base", tmp_path / "adapter"
-    make_checkpoint(variant, base, seed=5, **(WIDTH if variant == "26B-A4B" else {}))
+    make_checkpoint(variant, base, seed=5, **(EXPERT_WIDTH if variant == "26B-A4B" else {}))
     before = {name: weight.double() for name, weight in load_file(base / "model.safetensors").items()}
     merged = adapted(base, saved, **settings).merge_and_unload().state_dict()
     adapter = read_adapter(saved, read_architecture(base))
@@ -70,7 +67,7 @@ def test_terms_are_what_peft_merges(variant: str, settings: dict[str, Any], tmp_
 def test_another_order_of_experts_would_show(tmp_path: Path) -> None:
     """B's columns of an expert lie `experts` apart; A's rows of one together: neither order serves for both."""
     base, saved = tmp_path / "base", tmp_path / "adapter"
-    make_checkpoint("26B-A4B", base, seed=5, **WIDTH)
+    make_checkpoint("26B-A4B", base, seed=5, **EXPERT_WIDTH)
     adapted(base, saved, target_modules=["o_proj"], target_parameters=EXPERTS)
     tensors = load_file(saved / ADAPTER_FILE)
     adapter = read_adapter(saved, read_architecture(base))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from adapted_engine import TARGETS, TOLERANCE, engine_of, load, prompts, reference, request, scored, train
 from model_checkpoints import make_checkpoint
+from peft_adapters import EXPERTS
 from published_layouts import write_dequantised
 from quantise import quantise
 from test_quantised_checkpoints import CHANGES
@@ -36,6 +37,7 @@ def test_eight_adapters_and_none_in_steps_of_three_slots(variant: str, name: str
     models = {"": Gemma4ForCausalLM.from_pretrained(dense).eval()}
     for number in range(ADAPTERS):
         settings: dict[str, Any] = {"target_modules": TARGETS[variant][number % 3 :], "r": 2 + number % 7}
+        settings |= {"target_parameters": EXPERTS[number % 2 :]} if variant == "26B-A4B" else {}
         models[f"adapter-{number}"] = train(dense, tmp_path / f"adapter-{number}", seed=number, **settings)
     engine = engine_of(base, max_loras=SLOTS, max_cpu_loras=ADAPTERS)
     for each in models:

@@ -27,8 +27,8 @@ def check_fits(bound: BoundAdapter, limits: AdapterLimits) -> None:
     if others:
         problems.append(
             f"it adapts {', '.join(others)}; this worker's slots have room for "
-            f"{', '.join(each.value for each in limits.targets)}: add them to the targets, or, where no worker adapts "
-            "them (experts), merge the adapter into the checkpoint"
+            f"{', '.join(each.value for each in limits.targets)}: add them to the targets, or merge the adapter into "
+            "the checkpoint"
         )
     if problems:
         raise UnsupportedModel(f"adapter: {'; '.join(problems)}")
@@ -39,32 +39,51 @@ def read_into_host(directory: Path, architecture: ModelArchitecture, slots: Adap
     bound = read_adapter(directory, architecture)
     check_fits(bound, slots.limits)
     factors = torch.zeros(slots.elements, dtype=slots.dtype, pin_memory=slots.pins)
-    scales = torch.zeros(len(slots.layers), slots.most_parts)
+    scales = torch.zeros(slots.scale_rows, slots.most_parts)
     for each in bound.factors:
+        if not abs(each.scale) <= torch.finfo(scales.dtype).max:
+            raise InvalidInput(f"adapter: the scale {each.scale} of {each.name} is not finite in float32: train anew")
         layer = slots.by_name[each.module.linear, each.module.layer]
-        _fill(factor_views(factors, layer, slots.limits.rank), scales[layer.number], layer, each)
-    if not torch.isfinite(scales).all():
-        raise InvalidInput("adapter: a scale is not finite: train it again")
+        _fill(factor_views(factors, layer, slots.limits.rank), scales[layer.scales], layer, each)
     return HostAdapter(factors, scales.pin_memory() if slots.pins else scales)
 
 
 def _fill(views: tuple[Tensor, Tensor], scales: Tensor, layer: AdaptedLayer, factors: Factors) -> None:
-    """The matrices `factors.module.parts` of those that are stacked in the layer; a fused module has one A for all."""
-    a, b = views
-    most = b.shape[-1]
-    read_a, read_b = _read(factors.a), _read(factors.b)
+    """The matrices `factors.module.parts` of those that are stacked in the layer, of all experts or of one; a fused
+    module has one A for all."""
+    a, b = views  # [..., parts * most, inputs], [..., outputs, most]
+    most, expert = b.shape[-1], factors.module.expert
+    read_a, read_b = (_of_experts if factors.module.experts else _of_module)(factors)
+    if expert is not None:
+        a, b, scales = a[expert], b[expert], scales[expert]
     if layer.inputs is not None:
-        read_a = read_a[:, layer.inputs.start : layer.inputs.stop]
+        read_a = read_a[..., layer.inputs.start : layer.inputs.stop]
     places = [0]
     for size in layer.matrix.parts:
         places.append(places[-1] + size)
     begin = 0
     for part, size in factors.module.parts:
         share = layer.outputs[part] or Shard(0, size, size)
-        a[part * most : part * most + factors.rank] = read_a
-        b[places[part] : places[part + 1], : factors.rank] = read_b[begin + share.start : begin + share.stop]
-        scales[part] = factors.scale
+        a[..., part * most : part * most + factors.rank, :] = read_a
+        b[..., places[part] : places[part + 1], : factors.rank] = read_b[
+            ..., begin + share.start : begin + share.stop, :
+        ]
+        scales[..., part] = factors.scale
         begin += size
+
+
+def _of_module(factors: Factors) -> tuple[Tensor, Tensor]:
+    """A [rank, inputs] and B [outputs, rank]."""
+    return _read(factors.a), _read(factors.b)
+
+
+def _of_experts(factors: Factors) -> tuple[Tensor, Tensor]:
+    """A [experts, rank, inputs] and B [experts, outputs, rank] of stacked factors."""
+    a, b = _read(factors.a), _read(factors.b)
+    experts = factors.module.experts
+    a = a.view(experts, factors.rank, -1)
+    b = b.view(len(b), factors.rank, experts).permute(2, 0, 1)
+    return (b.mT, a.mT) if factors.turned else (a, b)
 
 
 def _read(entry: TensorEntry) -> Tensor:

@@ -18,6 +18,7 @@ from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import StoredType
 from modelserve.sizing.backends.resolve import with_drafter
 from modelserve.sizing.backends.table import Backend, Choice, KernelTable, Operation, Subject
+from modelserve_worker.kernels.adapters.expert_terms import ExpertTerms, PlainExpertTerms
 from modelserve_worker.kernels.adapters.terms import AdapterTerms, PlainTerms
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend, ExactElementwise, PlainElementwise
 from modelserve_worker.kernels.experts.experts import ExactExperts, ExpertBackend, PlainExperts
@@ -118,6 +119,15 @@ class Operations:
         from modelserve_worker.kernels.adapters.terms_triton import TritonTerms
 
         return TritonTerms()
+
+    @cached_property
+    def expert_terms(self) -> ExpertTerms:
+        """Of adapters of experts."""
+        if not self.table.on_kernels:
+            return PlainExpertTerms(exact=self.exact)
+        from modelserve_worker.kernels.adapters.expert_terms_triton import TritonExpertTerms
+
+        return TritonExpertTerms()
 
     @cached_property
     def step(self) -> StepBackend:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from modelserve_worker.kernels.adapters.expert_terms import ExpertBlocks, ExpertTerms
 from modelserve_worker.kernels.adapters.terms import AdapterBlocks, AdapterTerms, SlotFactors
 from modelserve_worker.kernels.step import Step
 
@@ -53,4 +54,27 @@ class MatrixTerm:
             assert self.rows.current is not None
             whole = product if product.dim() == 2 else product[0]
             self.backend.expand(sums, whole, self.factors, self.rows.current)
+        return product
+
+
+@dataclass(frozen=True)
+class ExpertTerm:
+    """What adapters add to products by the matrices of a layer's experts."""
+
+    factors: SlotFactors
+    rows: AdapterRows
+    backend: ExpertTerms
+
+    def blocks(self, chosen: Tensor, places: Tensor) -> ExpertBlocks | None:
+        """Those of all terms of the layer, `ExpertTerms.blocks`; None: no row of the step at work has an adapter."""
+        rows = self.rows.current
+        return None if rows is None or not len(chosen) else self.backend.blocks(rows, chosen, places, self.factors)
+
+    def shrunk(self, x: Tensor, blocks: ExpertBlocks) -> Tensor:
+        """Of dealt rows x what `added` takes."""
+        return self.backend.shrink(x, self.factors, blocks)
+
+    def added(self, sums: Tensor, product: Tensor, blocks: ExpertBlocks) -> Tensor:
+        """`product`, increased in place."""
+        self.backend.expand(sums, product, self.factors, blocks)
         return product

@@ -53,7 +53,8 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """gate_up [E, 2 * width / size, H] (gate rows first) and down [E, H, width / size].
 
-    Few rows find their experts' matrices by themselves where the device has kernels for that. Otherwise rows are sorted
+    Few rows find their experts' matrices by themselves where the device has kernels for that, and none of them has an
+    adapter of experts. Otherwise rows are sorted
     by expert and go through two grouped products. No shape depends on what was chosen, and on a GPU no expert count
     leaves the device, so that a step can be captured. A CPU reads the counts, expert by expert.
     """
@@ -88,13 +89,15 @@ class Experts(nn.Module):
 
     def _shares(self, x: Tensor, choice: Choice) -> Shares:
         gate_up, down = self.gate_up, self.down
-        if x.shape[0] <= self.few_rows:
+        term = gate_up.expert_term or down.expert_term
+        if x.shape[0] <= self.few_rows and (term is None or self.adapter_rows.current is None):
             return Shares(self.backend.chosen_products(x, choice, gate_up.held(), down.held()), choice)
         dealt = self.backend.deal(x, choice, gate_up.experts)
-        inner = gate_up.grouped_gated(dealt.rows, dealt.ends, self.elementwise)
+        adapted = None if term is None else term.blocks(choice.experts, dealt.places)
+        inner = gate_up.grouped_gated(dealt.rows, dealt.ends, self.elementwise, adapted)
         ends, places = dealt.ends, dealt.places
         del dealt  # its rows are as large as what comes now
-        return Shares(down.grouped(inner, ends), choice, places)
+        return Shares(down.grouped(inner, ends, adapted), choice, places)
 
 
 class MixtureOfExperts(nn.Module):

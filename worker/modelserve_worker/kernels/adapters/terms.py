@@ -31,7 +31,8 @@ class SlotFactors:
     """Factors of a matrix [sum of `parts`, inputs] in every slot, of P parts and rank r: padded with zeros.
 
     a [slots, P * r, inputs] and b [slots, sum of parts, r] in the compute dtype, views whose slots lie apart; scales
-    float32 [slots, P]. Row o of part p is increased by scales[slot, p] * b[slot, o] . (a[slot, p * r : (p + 1) * r] x).
+    float32 [slots, P]; of experts each with a dimension behind the slots.
+    Row o of part p is increased by scales[slot, p] * b[slot, o] . (a[slot, p * r : (p + 1) * r] x).
     """
 
     a: Tensor
@@ -41,7 +42,7 @@ class SlotFactors:
 
     @property
     def rank(self) -> int:
-        return self.b.shape[2]
+        return self.b.shape[-1]
 
 
 class AdapterTerms(Protocol):

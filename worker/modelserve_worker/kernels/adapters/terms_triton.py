@@ -115,13 +115,13 @@ class TritonTerms:
         inputs, columns = x.shape[1], len(factors.parts) * factors.rank
         split, padded = split_inputs(inputs), len(blocks.rows)
         sums = torch.empty((triton.cdiv(inputs, split), padded, columns), dtype=torch.float32, device=x.device)
-        padded_columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, triton.next_power_of_2(columns)))
+        padded_columns = columns_together(columns)
         launch(
             shrink_rows, (len(blocks.slots), len(sums), triton.cdiv(columns, padded_columns)), x, factors.a,
             blocks.rows, blocks.slots, sums,
             x.stride(0), factors.a.stride(0), inputs, padded,
             COLUMNS=columns, PADDED=padded_columns, ROWS=BLOCK_ROWS,
-            SPLIT=split, INPUTS=_INPUTS, PRECISION=_precision(x), num_warps=2,
+            SPLIT=split, INPUTS=_INPUTS, PRECISION=precision(x), num_warps=2,
         )  # fmt: skip
         return sums
 
@@ -129,17 +129,29 @@ class TritonTerms:
         outputs, rank, parts = y.shape[1], factors.rank, len(factors.parts)
         first = factors.parts[0] if parts > 1 else outputs
         second = first + factors.parts[1] if parts > 2 else outputs
-        padded = max(_LEAST_COLUMNS, triton.next_power_of_2(rank))
-        tile = min(_MOST_OUTPUTS, _FACTOR_ELEMENTS // padded) // (1 if parts < _MOST_PARTS else 2)
+        padded, tile = outputs_together(rank)
+        tile //= 1 if parts < _MOST_PARTS else 2
         launch(
             expand_rows, (len(blocks.slots), triton.cdiv(outputs, tile)), sums, factors.b, factors.scales,
             blocks.rows, blocks.slots, y, y.stride(0), factors.b.stride(0), factors.scales.stride(0), outputs,
             sums.shape[1], first, second,
             SPLITS=len(sums), MOST_SPLITS=triton.next_power_of_2(len(sums)), PARTS=parts, RANK=rank,
             PADDED=padded, ROWS=BLOCK_ROWS, OUTPUTS=tile,
-            PRECISION=_precision(factors.b), num_warps=8,
+            PRECISION=precision(factors.b), num_warps=8,
         )  # fmt: skip
 
 
-def _precision(factor: Tensor) -> str:
+def columns_together(columns: int) -> int:
+    """Of A x, that one program has."""
+    return min(_MOST_COLUMNS, max(_LEAST_COLUMNS, int(triton.next_power_of_2(columns))))
+
+
+def outputs_together(rank: int) -> tuple[int, int]:
+    """Of B, the rank that one program has, padded, and outputs."""
+    padded = max(_LEAST_COLUMNS, int(triton.next_power_of_2(rank)))
+    return padded, min(_MOST_OUTPUTS, _FACTOR_ELEMENTS // padded)
+
+
+def precision(factor: Tensor) -> str:
+    """Of products with a factor of this dtype."""
     return "ieee" if factor.dtype == torch.float32 else "tf32"

@@ -312,7 +312,7 @@ class TritonExperts:
         results, places, choice, top_k, settled = routed, None, None, 0, False
         if isinstance(routed, Shares):
             results, places, choice = routed.results, routed.places, routed.choice
-            top_k, settled = choice.experts.shape[1], rows <= self._streamed_rows
+            top_k, settled = choice.experts.shape[1], places is None and rows <= self._streamed_rows
         launch(
             add_branches, (rows,),
             residual, dense, results, places, choice, norms.dense, norms.routed, norms.added, scalar, next_weight,

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelserve_worker.kernels.adapters.expert_terms import ExpertBlocks
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.kernels.operations import MatrixProducts
-from modelserve_worker.layers.adapter_rows import MatrixTerm
+from modelserve_worker.layers.adapter_rows import ExpertTerm, MatrixTerm
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
@@ -47,6 +48,7 @@ class StoredMatrix(nn.Module):
         self.workspace: Tensor | None = None  # uint8, shared with other matrices; without one, scratch is new each time
         self.products = products  # of experts: grouped ones
         self.term: MatrixTerm | None = None  # of adapters; None: there is no room for any
+        self.expert_term: ExpertTerm | None = None  # likewise, of experts
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
@@ -102,19 +104,25 @@ class StoredMatrix(nn.Module):
         """Whether kernels multiply by it, any number of rows."""
         return self.products.on_kernels
 
-    def grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+    def grouped(self, x: Tensor, ends: Tensor, adapted: ExpertBlocks | None = None) -> Tensor:
         """Of experts: rows [ends[e - 1], ends[e]) of x [R, columns] by the matrix of expert e -> [R, rows].
 
-        ends int32 [experts]. Rows from the last end on are undefined.
+        ends int32 [experts]. Rows from the last end on are undefined. `adapted`: rows that have adapters.
         """
-        return self._grouped_product(x, ends)
+        if self.expert_term is None or adapted is None:
+            return self._grouped_product(x, ends)
+        sums = self.expert_term.shrunk(x, adapted)
+        return self.expert_term.added(sums, self._grouped_product(x, ends), adapted)
 
-    def grouped_gated(self, x: Tensor, ends: Tensor, elementwise: ElementwiseBackend) -> Tensor:
+    def grouped_gated(
+        self, x: Tensor, ends: Tensor, elementwise: ElementwiseBackend, adapted: ExpertBlocks | None = None
+    ) -> Tensor:
         """gelu(first half of `grouped`) * second half, each rounded: [R, columns] -> [R, rows / 2]."""
         product = self.products.of(x.shape[0])
-        if product is not None and product.choice.ends.gated:
+        has_term = self.expert_term is not None and adapted is not None
+        if product is not None and product.choice.ends.gated and not has_term:
             return self._grouped_product(x, ends, gated=True)
-        return elementwise.gated_gelu(self.grouped(x, ends))
+        return elementwise.gated_gelu(self.grouped(x, ends, adapted))
 
     def _grouped_product(self, x: Tensor, ends: Tensor, **fused: bool) -> Tensor:
         product = self.products.of(x.shape[0])
