@@ -14,6 +14,7 @@ import yaml
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.settings import REPOSITORY
 from localcluster.tenant import TENANT
+from modelserve.cli.adapter_preview import NOT_SEEN
 from modelserve.cli.kubectl_plugin import NOT_COUNTED
 from modelserve.cli.plan_command import PlanOptions, run_plan
 from modelserve.model.model_facts import FACTS_KEY
@@ -120,3 +121,30 @@ def test_without_rights_over_nodes_the_api_server_is_asked(plane: ControlPlane) 
     done = _kubectl(plane, "plan", "-f", "-", "--as=tenant", document=elsewhere)
     assert done.returncode == 1
     assert "forbidden" in done.stderr
+
+
+def test_an_adapter_of_a_file_is_told_where_it_would_be_loaded_or_why_not(plane: ControlPlane) -> None:
+    reference = {"modelRef": {"name": "big"}, "uri": "hf://team/legal"}
+    adapter = {**BIG, "kind": "ModelAdapter", "metadata": {"name": "legal"}, "spec": reference}
+    done = _kubectl(plane, "plan", "-f", "-", document=adapter)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith(
+        "legal: Accepted, and not served: AdaptersNotEnabled: ModelServe big serves no adapters"
+    )
+    assert done.stdout.endswith(f"\n{NOT_SEEN}\n")
+    roomy = {**BIG, "metadata": {"name": "roomy"}, "spec": {**BIG["spec"], "adapters": {"max": 4}}}  # type: ignore[dict-item]
+    plane.kubectl.run("create", "-f", "-", document=json.dumps(roomy))
+    adapter["spec"] = {**reference, "modelRef": {"name": "roomy"}}
+    done = _kubectl(plane, "plan", "-f", "-", document=adapter)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("legal: 0 workers of roomy load hf://team/legal beside what they serve")
+    assert not plane.kubectl.exists("modeladapter", "legal", "-n", "default")
+    plane.kubectl.run("create", "-f", "-", document=json.dumps(adapter))
+    moved = {**adapter, "spec": reference}
+    done = _kubectl(plane, "plan", "-f", "-", document=moved)
+    assert done.returncode == 1
+    assert "modelRef cannot be changed" in done.stderr
+    wrong = {**adapter, "spec": {**reference, "uri": "https://example.com/x"}}
+    done = _kubectl(plane, "plan", "-f", "-", document=wrong)
+    assert done.returncode == 2
+    assert "spec.uri" in done.stderr

@@ -1,4 +1,5 @@
-"""`kubectl modelserve plan`: what the operator would decide in this cluster, for ModelServes of a file or of its own.
+"""`kubectl modelserve plan`: what the operator would decide in this cluster, for ModelServes of a file or of its own,
+and ModelAdapters of a file.
 
 The program is kubectl-modelserve, which kubectl finds on the PATH. It reads by kubectl, with the flags and the rights
 of its caller, writes nothing, and plans by the code of `modelserve plan`. Who may not list nodes gets the API server's
@@ -21,9 +22,18 @@ from pydantic import ValidationError
 
 from modelserve import __version__
 from modelserve.api import GROUP, KIND, PLURAL, VERSION, ModelServe, PlanStatus
+from modelserve.api.model_adapter import ADAPTER_KIND, ADAPTER_PLURAL, ModelAdapterSpec
 from modelserve.api.unknown_fields import without_unknown
 from modelserve.catalogue import CATALOGUE_NAME
-from modelserve.cli.plan_command import EXIT_BAD_INPUT, EXIT_FITS, PlanOptions, plan_serves, planned_output
+from modelserve.cli.adapter_preview import NOT_SEEN, AdapterSurroundings, adapter_preview, target_of
+from modelserve.cli.plan_command import (
+    EXIT_BAD_INPUT,
+    EXIT_FITS,
+    EXIT_NO_PLAN,
+    PlanOptions,
+    plan_serves,
+    planned_output,
+)
 from modelserve.cli.plan_sources import documents, inventory_of_cluster, shown_name
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
@@ -34,6 +44,7 @@ from modelserve.planning.changes import placed_on, plan_changes
 EXIT_NO_CLUSTER = 1
 FACTS_LABELS = "app.kubernetes.io/component=model-facts,serving.modelserve.dev/name"
 RESOURCE = f"{PLURAL}.{VERSION}.{GROUP}"  # kubectl would take the latest version that is served
+ADAPTERS = f"{ADAPTER_PLURAL}.{VERSION}.{GROUP}"
 WARNING = "Warning: "
 NO_PREVIEW = "it gave no preview: the operator's webhook is not installed (webhook.enabled), or did not answer"
 NOT_COUNTED = "What workers of this cluster have measured, and the operator has learned, is not counted here."
@@ -69,6 +80,12 @@ class Kubectl:
         output, notes = self._run("apply", "--dry-run=server", "-f", "-", document=json.dumps(body))
         lines = [line.removeprefix(WARNING) for line in notes.splitlines() if line.startswith(WARNING)]
         return lines, " unchanged " not in output
+
+    def as_applied(self, body: Body) -> Body:
+        """The object as it would be, with its namespace. Raises ClusterError where the API server refuses it."""
+        output, _ = self._run("apply", "--dry-run=server", "-f", "-", "-o", "json", document=json.dumps(body))
+        found: Body = json.loads(output)
+        return found
 
     def _run(self, *arguments: str, document: str | None) -> tuple[str, str]:
         command = [os.environ.get("KUBECTL", "kubectl"), *self.flags, *arguments]
@@ -112,7 +129,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _plan(arguments: argparse.Namespace) -> Iterable[str]:
     """Lines of the answer; leaves the exit code in `arguments.code`."""
     kubectl = Kubectl(tuple(_flags(arguments)))
-    bodies = _bodies(kubectl, arguments)
+    bodies, adapters = _bodies(kubectl, arguments)
+    beside = _adapters(kubectl, arguments, adapters, bodies) if arguments.output == "table" else []
+    if not bodies:
+        return beside
+    return (*_plans(kubectl, arguments, bodies), *(("", *beside) if beside else ()))
+
+
+def _plans(kubectl: Kubectl, arguments: argparse.Namespace, bodies: list[Body]) -> Iterable[str]:
     serves = [_parsed(body, of_file=arguments.file is not None) for body in bodies]
     built = tuple(arguments.image_architecture) or IMAGE_ARCHITECTURES
     options = PlanOptions(file="", output=arguments.output, every=arguments.all, image_architectures=built)
@@ -127,7 +151,8 @@ def _plan(arguments: argparse.Namespace) -> Iterable[str]:
     where = inventory_of_cluster(nodes, pools, shared[0].get("data") or {} if shared else None)
     inspected, assistants = _inspected(kubectl, bodies)
     planned = plan_serves(serves, where, options, inspected=inspected, assistants=assistants)
-    text, arguments.code = planned_output(planned, where, options)
+    text, code = planned_output(planned, where, options)
+    arguments.code = arguments.code or code
     if arguments.output != "table":
         return (text,)
     pairs = zip(bodies, planned, strict=True)
@@ -154,8 +179,41 @@ def _beside(kubectl: Kubectl, body: Body, planned: PlanStatus) -> Iterable[str]:
             yield f"{place} This one is the same."
 
 
-def _bodies(kubectl: Kubectl, arguments: argparse.Namespace) -> list[Body]:
-    """ModelServes of the file, or those that are named. Raises InvalidInput where there is none."""
+def _adapters(kubectl: Kubectl, arguments: argparse.Namespace, bodies: list[Body], serves: list[Body]) -> list[str]:
+    """What each ModelAdapter of the file would come to. Raises InvalidInput and, for what the API server refuses,
+    ClusterError."""
+    said: list[str] = []
+    for given in bodies:
+        spec, unknown = ModelAdapterSpec.parse(given.get("spec"))
+        name = given.get("metadata", {}).get("name")
+        if unknown or not isinstance(name, str):
+            raise InvalidInput(f"{ADAPTER_KIND} {name}: {f'spec has no {unknown[0]}' if unknown else 'it has no name'}")
+        body = kubectl.as_applied(given)
+        lines, served = adapter_preview(body, spec, _around(kubectl, body, serves))
+        said += [f"{name}: {lines[0]}", *(f"  {line}" for line in lines[1:])]
+        arguments.code = arguments.code or (EXIT_FITS if served else EXIT_NO_PLAN)
+    return [*said, "", NOT_SEEN] if said else []
+
+
+def _around(kubectl: Kubectl, body: Body, serves: list[Body]) -> AdapterSurroundings:
+    """What bears on a ModelAdapter. A ModelServe of the same file is there by then. Of other namespaces it is what the
+    caller may read."""
+    own, (namespace, name) = body["metadata"]["namespace"], target_of(body)
+    place = f"--namespace={namespace}"
+    found = kubectl.optional(RESOURCE, name, place)
+    if not found:
+        found = [each for each in serves if each["metadata"]["name"] == name]
+    live = kubectl.optional(ADAPTERS, body["metadata"]["name"], f"--namespace={own}")
+    others = kubectl.optional(ADAPTERS, "--all-namespaces") or kubectl.optional(ADAPTERS, place)
+    uids = {each["metadata"]["uid"] for each in live}
+    others = [each for each in others if each["metadata"]["uid"] not in uids and target_of(each) == (namespace, name)]
+    granted = kubectl.optional("referencegrants.gateway.networking.k8s.io", place) if own != namespace else []
+    return AdapterSurroundings(found[0] if found else None, live[0] if live else None, others, granted)
+
+
+def _bodies(kubectl: Kubectl, arguments: argparse.Namespace) -> tuple[list[Body], list[Body]]:
+    """ModelServes, and ModelAdapters, of the file, or ModelServes that are named. Raises InvalidInput where there is
+    none."""
     if (arguments.file is None) == (not arguments.names):
         raise InvalidInput(f"name ModelServes, or give a file with -f: kubectl get {PLURAL} lists those that exist")
     if arguments.file is None:
@@ -163,11 +221,12 @@ def _bodies(kubectl: Kubectl, arguments: argparse.Namespace) -> list[Body]:
         missing = set(arguments.names) - {body["metadata"]["name"] for body in found}
         if missing:
             raise InvalidInput(f"there is no {KIND} {', '.join(sorted(missing))} in this namespace")
-        return found
-    found = [body for body in documents(arguments.file) if isinstance(body, dict) and body.get("kind") == KIND]
-    if not found:
-        raise InvalidInput(f"{shown_name(arguments.file)} holds no {KIND}")
-    return found
+        return found, []
+    held = [body for body in documents(arguments.file) if isinstance(body, dict)]
+    found, adapters = ([body for body in held if body.get("kind") == kind] for kind in (KIND, ADAPTER_KIND))
+    if not found and not adapters:
+        raise InvalidInput(f"{shown_name(arguments.file)} holds no {KIND} and no {ADAPTER_KIND}")
+    return found, adapters
 
 
 def _parsed(body: Body, *, of_file: bool) -> ModelServe:
@@ -236,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="what the operator would decide (exit 0 fits, 3 does not)")
     plan.add_argument("names", nargs="*", metavar="NAME", help="ModelServes that exist; they are only read")
-    plan.add_argument("-f", "--file", help="YAML file with ModelServes, - for standard input")
+    plan.add_argument("-f", "--file", help="YAML file with ModelServes and ModelAdapters, - for standard input")
     plan.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="form of the output")
     plan.add_argument("--all", action="store_true", help="every candidate, not only the best of each product")
     plan.add_argument(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from modelserve.api import GROUP, ModelServeSpec
+from modelserve.api import ModelServeSpec
 from modelserve.api.model_adapter import ADAPTER_KIND
 from modelserve.api.modelserve import KIND
+from modelserve.api.reference_grant import grants
 from modelserve.planning.engine_settings import served_name
 from modelserve_operator.adapters.reasons import AdapterReason
-from modelserve_operator.adapters.snapshot import Adapter, AdapterSnapshot, Body
+from modelserve_operator.adapters.snapshot import Adapter, AdapterSnapshot
 from modelserve_operator.allowed import AllowRule, address_not_allowed
 from modelserve_operator.sources import MODELS_PATH, PVC_PREFIX, model_source
 
@@ -114,20 +115,6 @@ def _not_granted(adapter: Adapter, snapshot: AdapterSnapshot) -> Iterator[Refusa
             f"to {KIND} {snapshot.key.name}: have its owners make one."
         )
         yield Refusal(AdapterReason.REFERENCE_NOT_GRANTED, message)
-
-
-def grants(body: Body, namespace: str, name: str) -> bool:
-    """Whether a ReferenceGrant lets ModelAdapters of `namespace` refer to the ModelServe `name` beside it."""
-    spec = body.get("spec") or {}
-    source = {"group": GROUP, "kind": ADAPTER_KIND, "namespace": namespace}
-    to = {"group": GROUP, "kind": KIND}
-    return any(_says(each, source) for each in spec.get("from") or ()) and any(
-        _says(each, to) and each.get("name") in (None, "", name) for each in spec.get("to") or ()
-    )
-
-
-def _says(entry: Mapping[str, object], wanted: Mapping[str, str]) -> bool:
-    return all(entry.get(key) == value for key, value in wanted.items())
 
 
 def _no_place(
