@@ -12,6 +12,9 @@ from modelserve_worker.engine_client import EngineClient
 from modelserve_worker.server.adapters.files import AdapterFiles
 from modelserve_worker.server.adapters.versions import AdapterFault, ProbeResult
 
+_PROBES_AT_ONCE = 2
+"""Of many adapters that come together the first are Ready early, and prompts of one share a step and a slot."""
+
 Probe = Callable[[EngineClient, str], Awaitable[ProbeResult | None]]
 """Of an adapter that the engine has, by digest. Raises AdapterFault for one that changes nothing."""
 
@@ -35,6 +38,7 @@ class ResidentAdapters:
         self._engine, self._most, self._probe, self._release = engine, most, probe, release
         self._residents: dict[str, _Resident] = {}
         self._changed = asyncio.Condition()
+        self._probing = asyncio.Semaphore(_PROBES_AT_ONCE)
         self._pending: set[asyncio.Task[None]] = set()
 
     async def hold(self, files: AdapterFiles) -> ProbeResult | None:
@@ -93,7 +97,10 @@ class ResidentAdapters:
             raise AdapterFault("NotServable", str(error)) from error
         self._residents[files.digest].read = True
         await asyncio.to_thread(files.check_unchanged)
-        return None if self._probe is None else await self._probe(self._engine, files.digest)
+        if self._probe is None:
+            return None
+        async with self._probing:
+            return await self._probe(self._engine, files.digest)
 
 
 def _look(done: asyncio.Task[ProbeResult | None]) -> None:
