@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from modelserve.api import ModelServeSpec, PlanStatus
 from modelserve.api.schema_types import quantity_value
+from modelserve.model.adapters.addresses import DOWNLOADS_BYTES
 from modelserve.model.model_facts import ModelFacts
 from modelserve_operator.cluster.kinds import DEPLOYMENT
 from modelserve_operator.inventory.pools import Pool
@@ -113,6 +114,23 @@ def test_a_download_into_scratch_space_asks_for_the_room_and_costs_nothing_more(
     assert fetch["resources"]["limits"]["memory"] == str(20 << 30), "a limit yields to a higher request"
     kept = _pod(facts, model={"uri": "hf://example/x"}, storage={"pvcName": "cache"})
     assert "ephemeral-storage" not in kept["containers"][0]["resources"]["requests"]
+
+
+def test_room_for_adapters_that_are_downloaded_is_asked_for_where_there_may_be_some(tiny_facts: ModelFacts) -> None:
+    def asked(**fields: Any) -> int | None:
+        resources = _pod(tiny_facts, **fields)["containers"][0]["resources"]
+        if "ephemeral-storage" in resources["requests"]:
+            _check(resources, "ephemeral-storage")
+            return int(quantity_value(resources["requests"]["ephemeral-storage"]))
+        return None
+
+    room = {"adapters": {"max": 4}}
+    hub = {"model": {"uri": "hf://me/x"}}
+    assert asked() is None
+    assert asked(**room) == DOWNLOADS_BYTES
+    without, beside = asked(**hub), asked(**hub, **room)
+    assert without is not None
+    assert beside == without + DOWNLOADS_BYTES
 
 
 @pytest.mark.parametrize("uri", ["pvc://weights/x", "hf://example/x"])

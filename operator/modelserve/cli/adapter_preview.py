@@ -12,10 +12,10 @@ from typing import Any
 from modelserve.api import ModelServe, ModelServeSpec
 from modelserve.api.model_adapter import ADAPTER_KIND, ModelAdapterSpec
 from modelserve.api.modelserve import KIND
-from modelserve.api.reference_grant import grants
 from modelserve.errors import InvalidInput
 from modelserve.model.adapters.addresses import CLAIM, HUB
 from modelserve.planning.engine_settings import served_name
+from modelserve.reference_grant import grants
 
 Body = Mapping[str, Any]
 NOT_SEEN = "What the installation allows, Secrets, and the adapters' files are not looked at here."

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from modelserve.api import ModelServeSpec
 from modelserve.api.model_adapter import ADAPTER_KIND
 from modelserve.api.modelserve import KIND
-from modelserve.api.reference_grant import grants
 from modelserve.planning.engine_settings import served_name
+from modelserve.reference_grant import grants
 from modelserve_operator.adapters.reasons import AdapterReason
 from modelserve_operator.adapters.snapshot import Adapter, AdapterSnapshot
 from modelserve_operator.allowed import AllowRule, address_not_allowed

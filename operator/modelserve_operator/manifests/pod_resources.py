@@ -9,6 +9,7 @@ from typing import Any
 
 from modelserve.api import PlanStatus
 from modelserve.hardware import GPU_RESOURCE
+from modelserve.model.adapters.addresses import DOWNLOADS_BYTES
 from modelserve.planning.pools.pod_resources import complete, memory_and_cpu
 from modelserve.planning.pools.resource_slices import is_device_class
 from modelserve.units import GIB
@@ -26,6 +27,7 @@ INSPECT_RESOURCES: dict[str, Any] = {
 
 def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_bytes: int | None) -> dict[str, Any]:
     """Requests and limits of the worker. `downloaded_bytes`: weights that an emptyDir holds; None: a claim does.
+    Adapters that are downloaded lie in scratch space always.
 
     The user's figures win, but GPUs are the plan's, and so is the memory limit on the CPU, which the plan divides.
     """
@@ -36,8 +38,10 @@ def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_b
         pinned_bytes=(plan.host_cache_bytes or 0) + (plan.adapters.host_bytes if plan.adapters else 0),
     )
     requests, limits = made["requests"], made["limits"]
-    if downloaded_bytes is not None:
-        scratch = int(downloaded_bytes * DOWNLOAD_FACTOR) + SCRATCH_BYTES
+    adapters = DOWNLOADS_BYTES if plan.adapters is not None else 0
+    if downloaded_bytes is not None or adapters:
+        weights = 0 if downloaded_bytes is None else int(downloaded_bytes * DOWNLOAD_FACTOR) + SCRATCH_BYTES
+        scratch = weights + adapters
         complete(requests, limits, "ephemeral-storage", request=scratch, limit=scratch + SCRATCH_BYTES)
     if plan.resource_name and plan.gpus_per_replica and not is_device_class(plan.resource_name):
         limits[plan.resource_name] = str(plan.gpus_per_replica)

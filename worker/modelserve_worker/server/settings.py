@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from modelserve.model.adapters.addresses import DOWNLOADS_BYTES
 from modelserve_worker.server.http.access_log import AccessLogFormat
 
 
@@ -46,7 +47,7 @@ class ServerSettings(BaseModel):
         description="Directory of this worker alone for adapters that it downloads.",
     )
     adapter_cache_bytes: int = Field(
-        default=4 << 30, ge=1 << 20, description="Most bytes of these; those in use stay, others make room."
+        default=DOWNLOADS_BYTES, ge=1 << 20, description="Most bytes of these; those in use stay, others make room."
     )
     adapter_set_directory: Path | None = Field(
         default=None,

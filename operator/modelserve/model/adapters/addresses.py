@@ -10,3 +10,6 @@ CLAIM_ADDRESS = rf"{CLAIM}[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9
 
 SERVED_NAME, MOST_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", 128
 """`model` of requests, and its most characters."""
+
+DOWNLOADS_BYTES = 4 << 30
+"""Most that a worker keeps of what it fetched from the Hub, unless it is told another figure."""
