@@ -72,7 +72,7 @@ def _outcome(uri: str, broken: Mapping[str, str]) -> Body:
             "message": "layers.0.self_attn.x_proj binds to nothing",
         }
     digest = f"sha256:{hashlib.sha256(uri.encode()).hexdigest()}"
-    probe = {"kl": 0.0123456, "top1Changed": 0.25, "prompts": 8}
+    probe = {"kl": 0.0123456, "top1Changed": 0.25, "prompts": 8, "strength": {"qkv": 0.01234, "down": 3}}
     return {"state": "Ready", "digest": digest, "rank": 8, "bytes": 1 << 20, "probe": probe}
 
 

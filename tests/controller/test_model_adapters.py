@@ -61,7 +61,9 @@ def test_an_adapter_is_loaded_on_every_worker_and_what_it_changes_is_shown(fleet
     assert ready(world, "legal") == ("True", "Serving")
     status = shown(world, "legal")
     assert (status["workers"], status["readyOn"], status["rank"]) == ({"ready": 2, "total": 2}, "2/2", 8)
-    assert status["probe"] == {"kl": "0.0123", "top1Changed": "0.25", "prompts": 8}
+    assert status["probe"] == {
+        "kl": "0.0123", "top1Changed": "0.25", "prompts": 8, "strength": "qkv 0.012, down 3",
+    }  # fmt: skip
     assert status["activeVersion"]["uri"] == "hf://team/legal"
     assert status["digest"] == status["activeVersion"]["digest"]
     assert all(worker.weights("legal") == {"hf://team/legal": 100} for worker in fleet.workers.values())

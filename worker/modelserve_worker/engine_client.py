@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
-from modelserve_worker.request import Request, RequestOutput
+from modelserve_worker.request import AdapterStrength, Request, RequestOutput
 
 
 class EngineDead(Exception):  # noqa: N818 - a state of the engine that callers name, as in "raises EngineDead"
@@ -20,6 +20,11 @@ class AdapterClient(Protocol):
     async def read(self, digest: str, directory: str) -> None:
         """Have an adapter, named by the digest of its files, where requests may ask for it. Raises InvalidInput for
         one that cannot be served, and EngineDead."""
+        ...
+
+    async def strengths(self, digest: str) -> tuple[AdapterStrength, ...]:
+        """How large its terms are beside the products that they are added to, in a step that scored a prompt with it;
+        empty where none was measured. Raises EngineDead."""
         ...
 
     def remove(self, digest: str) -> None:

@@ -206,6 +206,16 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
 
+class AdapterStrength(NamedTuple):
+    """How large an adapter's term is beside the product that it is added to: the ratio of their norms over some rows,
+    None: nothing is known. `silent`: which of the stacked matrices have a term of zeros."""
+
+    linear: str
+    layer: int | None
+    ratio: float | None
+    silent: tuple[int, ...] = ()
+
+
 class RequestOutput(NamedTuple):
     """What one engine step produced for one request. `finish_reason` set: nothing follows.
 

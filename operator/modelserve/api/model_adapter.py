@@ -213,6 +213,11 @@ class AdapterProbe(ApiModel):
         description="Share of positions at which another token is the likeliest."
     )
     prompts: Count = Field(description="Prompts of the probe.")
+    strength: Annotated[str, StringConstraints(max_length=512)] | None = Field(
+        default=None,
+        description="How large its terms are beside the products that they are added to, by kind of linear: the median "
+        "over layers.",
+    )
 
 
 class AdapterWorkers(ApiModel):

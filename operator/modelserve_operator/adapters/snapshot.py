@@ -33,12 +33,17 @@ class _Told(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True)
 
 
+Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Probe(_Told):
-    """How answers with an adapter differ from the base's: KL in nats, share of changed top tokens."""
+    """How answers with an adapter differ from the base's: KL in nats, share of changed top tokens, and how large its
+    terms are, by kind of linear."""
 
     kl: float = Field(ge=0, allow_inf_nan=False)
     top1_changed: float = Field(ge=0, le=1, allow_inf_nan=False)
     prompts: int = Field(ge=0, le=1 << 20)
+    strength: dict[Annotated[str, Field(max_length=32)], Strength] = Field(default_factory=dict, max_length=16)
 
 
 class Loaded(_Told):

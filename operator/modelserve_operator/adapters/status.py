@@ -131,7 +131,13 @@ def _probe(told: list[Loaded]) -> dict[str, Any] | None:
     least = min((each.probe for each in told if each.probe is not None), key=lambda each: each.kl, default=None)
     if least is None:
         return None
-    return {"kl": f"{least.kl:.3g}", "top1Changed": f"{least.top1_changed:.3g}", "prompts": least.prompts}
+    shown: dict[str, Any] = {
+        "kl": f"{least.kl:.3g}",
+        "top1Changed": f"{least.top1_changed:.3g}",
+        "prompts": least.prompts,
+    }
+    strength = ", ".join(f"{linear} {ratio:.2g}" for linear, ratio in least.strength.items())
+    return shown | ({"strength": strength} if strength else {})
 
 
 def _problems(taken: Taken, workers: tuple[AdapterWorker, ...]) -> list[dict[str, str]]:

@@ -17,14 +17,17 @@ from safetensors.numpy import save_file
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import ModelArchitecture
 from modelserve_tools.tiny.variants import config_json
-from modelserve_worker.request import Request, RequestOutput
+from modelserve_worker.request import AdapterStrength, Request, RequestOutput
 
 KEY = "the operator's key"
 ARCHITECTURE = ModelArchitecture.from_config(config_json("31b"))
 
 
-def write_adapter(directory: Path, *, seed: int = 100, rank: int = 4, scale: float = 0.5, b: float = 1.0) -> Path:
-    """A LoRA adapter on the down projections of the tiny 31B; `b` 0: as it is before training."""
+def write_adapter(
+    directory: Path, *, seed: int = 100, rank: int = 4, scale: float = 0.5, b: float = 1.0, crossed: int | None = None
+) -> Path:
+    """A LoRA adapter on the down projections of the tiny 31B; `b` 0: as it is before training. In the layer `crossed`
+    neither factor is zero, and what one has of the rank the other has not: B A is."""
     directory.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank * scale, "target_modules": ["down_proj"]}
@@ -35,6 +38,9 @@ def write_adapter(directory: Path, *, seed: int = 100, rank: int = 4, scale: flo
         name = f"base_model.model.model.language_model.layers.{layer}.mlp.down_proj"
         tensors[f"{name}.lora_A.weight"] = random.standard_normal((rank, inputs)).astype(np.float32)
         tensors[f"{name}.lora_B.weight"] = b * random.standard_normal((outputs, rank)).astype(np.float32)
+    if crossed is not None:
+        name = f"base_model.model.model.language_model.layers.{crossed}.mlp.down_proj"
+        tensors[f"{name}.lora_A.weight"][0] = tensors[f"{name}.lora_B.weight"][:, 1:] = 0
     save_file(tensors, directory / "adapter_model.safetensors")
     return directory
 
@@ -63,6 +69,9 @@ class AdapterEngine(EchoEngine):
         if (why := self.refused.get(directory)) is not None:
             raise InvalidInput(why, field="adapter")
         self.directories[digest] = directory
+
+    async def strengths(self, digest: str) -> tuple[AdapterStrength, ...]:
+        return ()
 
     def remove(self, digest: str) -> None:
         assert not [each for each in self.requests if each.adapter == digest and each.request_id in self.running]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modelserve_worker.engine_client import EngineBusy
-from modelserve_worker.request import FinishReason, PromptLogprobs, Request, RequestOutput
+from modelserve_worker.request import AdapterStrength, FinishReason, PromptLogprobs, Request, RequestOutput
 from modelserve_worker.server.adapters.probe import CLIENT, PROMPTS, AdapterProbe, probe_prompts
 from modelserve_worker.server.adapters.versions import AdapterFault, AdapterState
 
@@ -25,6 +25,15 @@ class ScoringEngine:
         self.busy = 2
         self.asked: list[list[str]] = []
         self.fails = False
+        self.measured: tuple[AdapterStrength, ...] = ()
+
+    @property
+    def adapters(self) -> ScoringEngine:
+        return self
+
+    async def strengths(self, digest: str) -> tuple[AdapterStrength, ...]:
+        assert self.asked[-1] == [""] * PROMPTS + [digest] * PROMPTS, "a step has scored prompts of it"
+        return self.measured
 
     async def generate(self, requests: Sequence[Request], *, client: str) -> AsyncGenerator[list[RequestOutput], None]:
         assert client == CLIENT
@@ -88,6 +97,19 @@ async def test_the_base_is_scored_alone_and_in_steps_with_the_adapter() -> None:
     engine = ScoringEngine(noise=0.0, moved=1.0)
     await _probe()(engine, "sha256:one")  # type: ignore[arg-type]
     assert engine.asked == [[""] * PROMPTS, [""] * PROMPTS + ["sha256:one"] * PROMPTS]
+
+
+async def test_what_was_measured_is_told_by_kind_and_layer() -> None:
+    engine = ScoringEngine(noise=0.0, moved=1.0)
+    engine.measured = (
+        AdapterStrength("qkv", 0, 0.01234), AdapterStrength("qkv", 1, 0.5), AdapterStrength("qkv", 2, 0.02, (1,)),
+        AdapterStrength("down", 0, None), AdapterStrength("per_layer_model_projection", None, 3.0),
+    )  # fmt: skip
+    told = (await _probe()(engine, "sha256:one")).document()  # type: ignore[arg-type,union-attr]
+    assert told["strength"] == {"qkv": 0.02, "per_layer_model_projection": 3.0}
+    assert told["strengthByLayer"] == {
+        "qkv": {"0": 0.0123, "1": 0.5, "2": 0.02}, "down": {"0": None}, "per_layer_model_projection": {"model": 3.0},
+    }  # fmt: skip
 
 
 async def test_a_probe_that_fails_says_so() -> None:

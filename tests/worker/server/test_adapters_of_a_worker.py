@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import httpx
-from adapter_server import Operator, desired, version, write_adapter
+from adapter_server import ARCHITECTURE, Operator, desired, version, write_adapter
 from adapter_worker import adapter_worker, write_keys
 
 from modelserve_tools.tiny.__main__ import write_checkpoint
@@ -36,6 +36,10 @@ def test_adapters_of_a_mounted_set_and_of_calls_answer_as_themselves(tmp_path: P
         found = operator.settled()["legal"]
         assert (found["state"], found["probe"]["prompts"]) == ("Ready", 8)
         assert found["probe"]["kl"] > found["probe"]["baseKl"]
+        strengths = found["probe"]["strengthByLayer"]
+        assert set(strengths["down"]) == {str(layer) for layer in range(ARCHITECTURE.num_hidden_layers)}
+        assert all(ratio > 0 for ratio in strengths["down"].values())
+        assert not any(ratio for kind, layers in strengths.items() if kind != "down" for ratio in layers.values())
         base = _says(url, "tiny")
         operator.put({"adapters": [*mounted["adapters"], *desired(**sets, faint=faint)["adapters"]]})
         states = operator.settled()
@@ -48,8 +52,17 @@ def test_adapters_of_a_mounted_set_and_of_calls_answer_as_themselves(tmp_path: P
         assert len({tuple(each) for each in answers.values()}) == 3
         operator.put(desired(sql=sets["sql"]))
         operator.until(lambda states: set(states) == {"sql"})
-        operator.put({"adapters": [*mounted["adapters"], *desired(sql=sets["sql"])["adapters"]]})
-        operator.until(lambda states: set(states.values()) == {"Ready"})
+        crossed = version(write_adapter(tmp_path / "crossed", seed=4, crossed=1))
+        again = desired(sql=sets["sql"], crossed=crossed)
+        operator.put({"adapters": [*mounted["adapters"], *again["adapters"]]})
+        states = operator.settled()
+        assert {name: each["state"] for name, each in states.items()} == {
+            "legal": "Ready", "sql": "Ready", "crossed": "PartlyNoEffect",
+        }  # fmt: skip
+        assert states["crossed"]["reason"] == "ModulesWithoutEffect"
+        assert "1 trained matrices add nothing" in states["crossed"]["message"]
+        assert "down[0] of layer 1" in states["crossed"]["message"]
+        assert states["crossed"]["probe"]["strengthByLayer"]["down"]["1"] == 0
         assert {name: _says(url, name) for name in answers} == answers
     with adapter_worker(model, told) as url:
         assert Operator(url).settled()["legal"]["state"] == "Ready"

@@ -64,7 +64,7 @@ class AdapterSlots:
         self.limits = limits
         self.layers = tuple(_layers(model, limits))
         self.by_name = {(each.linear, each.layer): each for each in self.layers}
-        device = model.norm.weight.device
+        self.device = device = model.norm.weight.device
         self.dtype, self.pins = model.dtype, device.type == "cuda"
         self.elements = sum(_elements(each, limits.rank) for each in self.layers)
         self.most_parts = max((len(each.matrix.parts) for each in self.layers), default=1)
@@ -72,16 +72,18 @@ class AdapterSlots:
         self.scale_rows = sum(each.copies for each in self.layers)
         shape = (limits.slots, self.scale_rows, self.most_parts)
         self._scales = torch.zeros(shape, dtype=torch.float32, device=device)
-        operations, rows = model.operations, model.placement.adapter_rows
+        operations, self.rows = model.operations, model.placement.adapter_rows
+        self.factors: list[SlotFactors] = []  # of each layer
         for each in self.layers:
             a, b = factor_views(self._factors, each, limits.rank)
             parts = each.matrix.parts
             if each.matrix.experts:
                 factors = SlotFactors(a, b, self._scales[:, each.scales, : len(parts)], parts)
-                each.matrix.expert_term = ExpertTerm(factors, rows, operations.expert_terms)
+                each.matrix.expert_term = ExpertTerm(factors, self.rows, operations.expert_terms)
             else:
                 factors = SlotFactors(a, b, self._scales[:, each.first_scales], parts)
-                each.matrix.term = MatrixTerm(factors, rows, operations.adapter_terms)
+                each.matrix.term = MatrixTerm(factors, self.rows, operations.adapter_terms)
+            self.factors.append(factors)
 
     @property
     def nbytes(self) -> int:

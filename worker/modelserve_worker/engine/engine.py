@@ -12,12 +12,16 @@ from modelserve_worker.batch import FailedStep, ModelRunner, PendingStep, Schedu
 from modelserve_worker.device_faults import device_lost
 from modelserve_worker.engine.step_clock import StepClock
 from modelserve_worker.engine_client import EngineDead
-from modelserve_worker.request import GRAMMAR_FIELD, FinishReason, Request, RequestOutput
+from modelserve_worker.request import GRAMMAR_FIELD, AdapterStrength, FinishReason, Request, RequestOutput
 
 
 class AdapterReader(Protocol):
     def read(self, digest: str, directory: str) -> Future[Any]:
         """Have it in host memory."""
+        ...
+
+    def strengths(self, digest: str) -> tuple[AdapterStrength, ...]:
+        """How large its terms are, as far as a step has measured it."""
         ...
 
 
@@ -95,6 +99,10 @@ class Engine:
             answer(None if error is None else str(error) or type(error).__name__)
 
         reading.add_done_callback(ended)
+
+    def adapter_strengths(self, digest: str) -> tuple[AdapterStrength, ...]:
+        """How large the terms of an adapter are, by a step that scored a prompt with it; empty: none was measured."""
+        return () if self._adapters is None else self._adapters.strengths(digest)
 
     def take_events(self) -> StepEvents:
         """What happened since the last call; what it did to cached prefixes is told to whoever listens."""

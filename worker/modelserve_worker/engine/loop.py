@@ -19,6 +19,7 @@ from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine.wire import (
     Abort,
     AdapterRead,
+    AdapterStrengths,
     Command,
     FrameReader,
     HoldingBack,
@@ -28,6 +29,7 @@ from modelserve_worker.engine.wire import (
     StepReport,
     Stop,
     Stopped,
+    TellStrengths,
     encode,
 )
 from modelserve_worker.engine_client import EngineDead
@@ -121,6 +123,10 @@ class EngineLoop:
                 continue
             if isinstance(command, ReadAdapter):
                 self._read_adapter(command)
+                continue
+            if isinstance(command, TellStrengths):
+                told = self._engine.adapter_strengths(command.digest)
+                self._front_end.send(AdapterStrengths(command.digest, told))
                 continue
             if isinstance(command, RemoveAdapter):
                 self._engine.scheduler.adapters.remove(command.digest)

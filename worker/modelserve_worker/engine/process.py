@@ -34,7 +34,7 @@ from modelserve_worker.engine.measured_speed import MeasuredSpeed
 from modelserve_worker.engine.output_stream import OutputStream
 from modelserve_worker.engine.wire import (
     Abort,
-    AdapterRead,
+    AdapterAnswer,
     Command,
     FrameReader,
     HoldingBack,
@@ -277,7 +277,7 @@ class EngineProcess(asyncio.Protocol):
             self._heard_s = asyncio.get_running_loop().time()
             self._stats = message.stats
             self._deliver(message)
-        elif isinstance(message, AdapterRead):
+        elif isinstance(message, AdapterAnswer):
             self.adapters.answered(message)
         elif isinstance(message, Stopped):
             self._die(message.text)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelserve.termination import TerminationReason
-from modelserve_worker.request import Request, RequestOutput
+from modelserve_worker.request import AdapterStrength, Request, RequestOutput
 from modelserve_worker.scheduling.stats import EngineStats, StepEvents
 
 _LENGTH = struct.Struct("<I")
@@ -53,11 +53,18 @@ class RemoveAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class TellStrengths:
+    """How large the terms of an adapter are, as far as a step has measured it; AdapterStrengths answer."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End after the current step."""
 
 
-Command = Request | Abort | HoldingBack | ReadAdapter | RemoveAdapter | Stop
+Command = Request | Abort | HoldingBack | ReadAdapter | RemoveAdapter | TellStrengths | Stop
 """What the front end sends; a Request is to be added."""
 
 
@@ -154,6 +161,17 @@ class AdapterRead:
 
     digest: str
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStrengths:
+    """Of an adapter; none where no step has measured it."""
+
+    digest: str
+    strengths: tuple[AdapterStrength, ...]
+
+
+AdapterAnswer = AdapterRead | AdapterStrengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,16 @@ from torch import Tensor
 from modelserve_worker.kernels.adapters.expert_terms import ExpertBlocks, ExpertTerms
 from modelserve_worker.kernels.adapters.terms import AdapterBlocks, AdapterTerms, SlotFactors
 from modelserve_worker.kernels.step import Step
+from modelserve_worker.layers.adapter_strengths import StrengthRecorder
 
 
 class AdapterRows:
     """One of a model. `current`: those of the rows that products get now; None: no row has an adapter, and products
-    are as if there were none."""
+    are as if there were none. `recorders`: what measures the step at work, of which rows that are narrowed no more."""
 
     def __init__(self) -> None:
         self.current: AdapterBlocks | None = None
+        self.recorders: tuple[StrengthRecorder, ...] = ()
         self._narrowed: AdapterBlocks | None = None
 
     def begin(self, step: Step) -> None:
@@ -26,7 +28,7 @@ class AdapterRows:
 
     def narrow(self) -> None:
         """From here on there are the narrowed step's rows alone."""
-        self.current = self._narrowed
+        self.current, self.recorders = self._narrowed, ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class MatrixTerm:
         """`product` [T, outputs], or [P, T, outputs] whose sum it is, increased in place."""
         if sums is not None:
             assert self.rows.current is not None
+            for recorder in self.rows.recorders:
+                recorder.note(self.factors, sums, product)
             whole = product if product.dim() == 2 else product[0]
             self.backend.expand(sums, whole, self.factors, self.rows.current)
         return product
@@ -68,7 +72,11 @@ class ExpertTerm:
     def blocks(self, chosen: Tensor, places: Tensor) -> ExpertBlocks | None:
         """Those of all terms of the layer, `ExpertTerms.blocks`; None: no row of the step at work has an adapter."""
         rows = self.rows.current
-        return None if rows is None or not len(chosen) else self.backend.blocks(rows, chosen, places, self.factors)
+        if rows is None or not len(chosen):
+            return None
+        for recorder in self.rows.recorders:
+            recorder.routed(chosen, places)
+        return self.backend.blocks(rows, chosen, places, self.factors)
 
     def shrunk(self, x: Tensor, blocks: ExpertBlocks) -> Tensor:
         """Of dealt rows x what `added` takes."""
@@ -76,5 +84,7 @@ class ExpertTerm:
 
     def added(self, sums: Tensor, product: Tensor, blocks: ExpertBlocks) -> Tensor:
         """`product`, increased in place."""
+        for recorder in self.rows.recorders:
+            recorder.note_experts(self.factors, sums, product)
         self.backend.expand(sums, product, self.factors, blocks)
         return product

@@ -135,7 +135,7 @@ def start_rank(
     drafter = drafter_of(args, model, speculation)
     adapters = None
     if args.adapters is not None:
-        adapters = AdapterStore(AdapterSlots(model, args.adapters), architecture)
+        adapters = AdapterStore(AdapterSlots(model, args.adapters), architecture, ranks=args.tensor_parallel_size)
     phases.end("weights")
     beside_graphs = 0
     if table.on_kernels:

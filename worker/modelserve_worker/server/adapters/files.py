@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from modelserve.errors import InvalidInput, UnsupportedModel
-from modelserve.model.adapters.binding import BoundAdapter, read_adapter
+from modelserve.model.adapters.binding import BoundAdapter, Factors, read_adapter
 from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PICKLED_FILE, PICKLED_NOT_READ
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.checkpoint_files import TensorEntry
+from modelserve.sizing.adapters import EXPERTS
 from modelserve_worker.server.adapters.versions import AdapterFault, AdapterState
 
 MOST_CONFIG_BYTES, MOST_FILE_BYTES = 16 << 20, 16 << 30
@@ -27,7 +28,8 @@ _SHOWN = 3
 @dataclass(frozen=True)
 class AdapterFiles:
     """`digest`: sha256:HEX over both files, which two names of one content share. `fault`: it can change nothing, or
-    part of it cannot. `stamps` change as somebody writes to the files."""
+    part of it cannot. `stamps` change as somebody writes to the files. `trained`: kind, layer and number among those
+    stacked of matrices whose B is not zero; not of experts, of which a probe reaches few."""
 
     directory: Path
     digest: str
@@ -35,6 +37,7 @@ class AdapterFiles:
     rank: int
     fault: AdapterFault | None
     stamps: tuple[tuple[int, ...], ...]
+    trained: frozenset[tuple[str, int | None, int]] = frozenset()
 
     def check_unchanged(self) -> None:
         """Raise AdapterFault where they are others by now than were looked at."""
@@ -60,7 +63,14 @@ def look_at(directory: Path, architecture: ModelArchitecture, *, within: Path | 
             sizes.append(size)
             stamps.append(stamp)
         bound = read_adapter(directory, architecture)
-        fault = _without_effect(bound)
+        live = [each for each in bound.factors if _any(each.b)]
+        fault = _without_effect(bound, live)
+        trained = frozenset(
+            (each.module.linear.value, each.module.layer, part)
+            for each in live
+            for part, _ in each.module.parts
+            if each.module.linear not in EXPERTS
+        )
     except UnsupportedModel as error:
         raise AdapterFault("DoesNotBind", str(error)) from error
     except InvalidInput as error:
@@ -69,7 +79,7 @@ def look_at(directory: Path, architecture: ModelArchitecture, *, within: Path | 
         raise AdapterFault(
             "NotReadable", f"the adapter in {directory} cannot be read: {error}", passing=True
         ) from error
-    return AdapterFiles(directory, f"sha256:{digest.hexdigest()}", sizes[1], bound.rank, fault, tuple(stamps))
+    return AdapterFiles(directory, f"sha256:{digest.hexdigest()}", sizes[1], bound.rank, fault, tuple(stamps), trained)
 
 
 def _require_there(directory: Path) -> None:
@@ -109,9 +119,8 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _without_effect(bound: BoundAdapter) -> AdapterFault | None:
-    """Terms scale * B A x that are zero whatever x is."""
-    trained = [each for each in bound.factors if _any(each.b)]
+def _without_effect(bound: BoundAdapter, trained: Sequence[Factors]) -> AdapterFault | None:
+    """Terms scale * B A x that are zero whatever x is; of `trained` B is not."""
     live = [each.name for each in trained if each.scale]
     if not live:
         message = "B of every module is zero, as before training: it changes nothing. Train it, or save it anew"

@@ -46,6 +46,11 @@ class AdapterMetrics(Collector):
         divergence = GaugeMetricFamily(
             "modelserve_adapter_probe_kl", "How far its answers are from the base's, in nats a token.", labels=_LABELS
         )
+        strengths = GaugeMetricFamily(
+            "modelserve_adapter_probe_strength",
+            "How large its terms are beside the products that they are added to, by kind of linear layer.",
+            labels=[*_LABELS, "linear"],
+        )
         for each in versions:
             labels = [self._model_name, each.name, each.wanted.id]
             requests.add_metric(labels, each.total)
@@ -54,4 +59,6 @@ class AdapterMetrics(Collector):
                 seconds.add_metric(labels, each.load_seconds)
             if each.probe is not None:
                 divergence.add_metric(labels, each.probe.kl)
-        yield from (requests, ready, seconds, divergence)
+                for linear, ratio in each.probe.by_linear.items():
+                    strengths.add_metric([*labels, linear], ratio)
+        yield from (requests, ready, seconds, divergence, strengths)

@@ -41,12 +41,14 @@ class AdapterProbe:
             return None
         (first,) = await self._scores(engine, ("",))
         again, adapted = await self._scores(engine, ("", digest))
+        strengths = await engine.adapters.strengths(digest)
         noise, places = await asyncio.to_thread(lambda: (self._compare(first, again), self._compare(first, adapted)))
         result = ProbeResult(
             kl=_mean([each.kl for each in places]),
             top1_changed=_mean([float(not each.same) for each in places]),
             prompts=len(self.prompts),
             base_kl=_mean([each.kl for each in noise]),
+            strengths=strengths,
         )
         shift, of_base = (_mean([each.shift for each in each_run]) for each_run in (places, noise))
         if shift <= max(_LEAST_SHIFT, _TIMES_NOISE * of_base):

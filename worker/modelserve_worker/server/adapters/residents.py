@@ -10,13 +10,15 @@ from pathlib import Path
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineClient
 from modelserve_worker.server.adapters.files import AdapterFiles
-from modelserve_worker.server.adapters.versions import AdapterFault, ProbeResult
+from modelserve_worker.server.adapters.versions import AdapterFault, AdapterState, ProbeResult
 
 _PROBES_AT_ONCE = 2
 """Of many adapters that come together the first are Ready early, and prompts of one share a step and a slot."""
 
 Probe = Callable[[EngineClient, str], Awaitable[ProbeResult | None]]
 """Of an adapter that the engine has, by digest. Raises AdapterFault for one that changes nothing."""
+
+_SHOWN = 3
 
 
 @dataclass(eq=False)
@@ -100,7 +102,27 @@ class ResidentAdapters:
         if self._probe is None:
             return None
         async with self._probing:
-            return await self._probe(self._engine, files.digest)
+            result = await self._probe(self._engine, files.digest)
+        if result is not None and (silent := _silent(files, result)):
+            shown = ", ".join(silent[:_SHOWN]) + (", ..." if len(silent) > _SHOWN else "")
+            raise AdapterFault(
+                "ModulesWithoutEffect",
+                f"{len(silent)} trained matrices add nothing to any place of the probe's prompts: {shown}. Look at "
+                "their factors A, or train without these modules",
+                state=AdapterState.PARTLY_NO_EFFECT,
+                probe=result,
+            )
+        return result
+
+
+def _silent(files: AdapterFiles, result: ProbeResult) -> list[str]:
+    """Matrices whose B is not zero and whose term was, all over the probe."""
+    return [
+        f"{each.linear}[{part}]" + ("" if each.layer is None else f" of layer {each.layer}")
+        for each in result.strengths
+        for part in each.silent
+        if (each.linear, each.layer, part) in files.trained
+    ]
 
 
 def _look(done: asyncio.Task[ProbeResult | None]) -> None:

@@ -211,7 +211,10 @@ class AdapterService:
             else:
                 version.load_seconds = time.monotonic() - began
                 version.become(AdapterState.READY)
-                log.info("adapter %s is ready after %.2f s: %s", version.name, version.load_seconds, version.wanted.uri)
+                log.info(
+                    "adapter %s is ready after %.2f s: %s%s",
+                    version.name, version.load_seconds, version.wanted.uri, _strengths(version),
+                )  # fmt: skip
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -254,3 +257,10 @@ class AdapterService:
         if version in self._held and version.digest is not None:
             self._held.remove(version)
             self._residents.let_go(version.digest)
+
+
+def _strengths(version: AdapterVersion) -> str:
+    """Of its terms beside what they are added to, for the log."""
+    found = {} if version.probe is None else version.probe.by_linear
+    told = ", ".join(f"{linear} {ratio:.2g}" for linear, ratio in found.items())
+    return told and f"; its terms beside their products: {told}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 from typing import Any
 
 from modelserve.errors import ModelServeError
+from modelserve_worker.request import AdapterStrength
 from modelserve_worker.server.adapters.desired import DesiredVersion
 
 
@@ -24,15 +26,41 @@ class AdapterState(StrEnum):
 @dataclass(frozen=True)
 class ProbeResult:
     """How far answers are from the base's: `kl` in nats a place, the share of places whose likeliest token is another
-    one, and the same of the base between two runs of it."""
+    one, and the same of the base between two runs of it. `strengths`: of its terms."""
 
     kl: float
     top1_changed: float
     prompts: int
     base_kl: float = 0.0
+    strengths: tuple[AdapterStrength, ...] = ()
+
+    @property
+    def by_linear(self) -> dict[str, float]:
+        """The median over layers, of kinds of which something is known."""
+        found: dict[str, list[float]] = {}
+        for each in self.strengths:
+            if each.ratio is not None:
+                found.setdefault(each.linear, []).append(each.ratio)
+        return {linear: median(ratios) for linear, ratios in found.items()}
 
     def document(self) -> dict[str, Any]:
-        return {"kl": self.kl, "top1Changed": self.top1_changed, "prompts": self.prompts, "baseKl": self.base_kl}
+        """Strengths have three digits; of what is in no layer the name is "model"."""
+        layers: dict[str, dict[str, float | None]] = {}
+        for each in self.strengths:
+            layer = "model" if each.layer is None else str(each.layer)
+            layers.setdefault(each.linear, {})[layer] = None if each.ratio is None else _short(each.ratio)
+        return {
+            "kl": self.kl,
+            "top1Changed": self.top1_changed,
+            "prompts": self.prompts,
+            "baseKl": self.base_kl,
+            "strength": {linear: _short(ratio) for linear, ratio in self.by_linear.items()},
+            "strengthByLayer": layers,
+        }
+
+
+def _short(ratio: float) -> float:
+    return float(f"{ratio:.3g}")
 
 
 class AdapterFault(ModelServeError):  # noqa: N818 - a state of the adapter that others read
