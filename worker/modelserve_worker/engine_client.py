@@ -31,6 +31,11 @@ class AdapterClient(Protocol):
         """Let go of an adapter that no open request has."""
         ...
 
+    def pin(self, digests: frozenset[str]) -> None:
+        """These of the adapters that it has, and no others, keep their place in device memory once they have one; one
+        place less than there are, at most."""
+        ...
+
 
 class EngineClient(Protocol):
     max_model_len: int

@@ -126,3 +126,39 @@ def test_in_random_traffic_nobody_waits_for_ever_and_no_used_slot_changes(seed: 
         assert all(step - since < 300 for since in waited.values())
     assert not queue
     assert not running
+
+
+def test_a_pinned_adapter_keeps_its_slot_while_others_come_and_go() -> None:
+    slots = table(2, "a", "b", "c")
+    slots.pin({"a"})
+    (kept,) = run(slots, first := request("1", "a"))
+    slots.leave(first)  # idle, and asked for the longest ago
+    for number, name in enumerate(("b", "c", "b")):
+        (place,) = run(slots, one := request(f"other-{number}", name))
+        assert place != kept
+        slots.leave(one)
+    again = request("2", "a")
+    assert run(slots, again) == [kept]
+    assert [each.digest for each in slots.of_step(NOBODY).adapter_placings] == ["a", "b", "c", "b"]
+    slots.leave(again)
+    slots.pin(())
+    run(slots, request("3", "b"))
+    assert run(slots, request("4", "c")) == [kept]
+
+
+def test_who_waits_claims_none_that_is_pinned() -> None:
+    slots = table(2, "a", "b", "c")
+    slots.pin({"a"})
+    pinned, other, waits = request("1", "a"), request("2", "b"), request("3", "c")
+    run(slots, pinned, other)
+    assert not slots.seat(waits)
+    assert slots.seat(request("4", "a")), "it takes requests as before"
+    assert not slots.seat(request("5", "b")), "it is claimed"
+    slots.pin({"b"})  # who is pinned while he is claimed is claimed no more
+    assert slots.take_waiting() == ["3", "5"]
+    assert slots.seat(request("6", "b"))
+    assert not slots.seat(waits)
+    assert not slots.seat(request("7", "a"))
+    slots.leave(pinned)
+    assert slots.take_waiting()
+    assert slots.seat(waits)

@@ -54,6 +54,7 @@ class AdapterEngine(EchoEngine):
         self.directories: dict[str, str] = {}
         self.read_digests: list[str] = []
         self.removed: list[str] = []
+        self.pinned: frozenset[str] = frozenset()
         self.refused: dict[str, str] = {}
         self.open = True
         self.cached_tokens = 1  # so that its first output says when it was admitted
@@ -69,6 +70,10 @@ class AdapterEngine(EchoEngine):
         if (why := self.refused.get(directory)) is not None:
             raise InvalidInput(why, field="adapter")
         self.directories[digest] = directory
+
+    def pin(self, digests: frozenset[str]) -> None:
+        assert digests <= set(self.directories)
+        self.pinned = digests
 
     async def strengths(self, digest: str) -> tuple[AdapterStrength, ...]:
         return ()

@@ -404,3 +404,28 @@ def test_room_in_the_engine_is_waited_for(
 
 def test_metrics_without_adapters_have_none_of_theirs(served_model: ServedModel) -> None:
     assert "lora" not in "".join(each.name for each in WorkerMetrics(served_model.name).registry.collect())
+
+
+def test_pinned_adapters_leave_a_slot_for_others(
+    server: LiveServer, engine: AdapterEngine, operator: Operator, tmp_path: Path
+) -> None:
+    """Of two slots one: the first of the set that asks for it, and the next one when that goes or asks no more."""
+
+    def told(*pinned: str) -> dict[str, Any]:
+        return desired(**{
+            name: version(directories[name], pin=name in pinned) for name in ("a", "b", "c")
+        })  # fmt: skip
+
+    directories = {name: write_adapter(tmp_path / name, seed=seed) for seed, name in enumerate("abc")}
+    operator.put(told("b", "c"))
+    found = operator.settled()
+    server.eventually(lambda: engine.pinned == {found["b"]["digest"]})
+    assert {name: each["pinned"] for name, each in operator.settled().items()} == {"a": False, "b": True, "c": False}
+    operator.put(told("c"))
+    server.eventually(lambda: engine.pinned == {found["c"]["digest"]})
+    operator.put(told())
+    server.eventually(lambda: not engine.pinned)
+    operator.put(told("a", "b"))
+    server.eventually(lambda: engine.pinned == {found["a"]["digest"]})
+    operator.put({"adapters": told("b")["adapters"][1:]})
+    server.eventually(lambda: engine.pinned == {found["b"]["digest"]})

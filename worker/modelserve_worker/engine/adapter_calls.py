@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.engine.wire import AdapterAnswer, AdapterRead, ReadAdapter, RemoveAdapter, TellStrengths
+from modelserve_worker.engine.wire import (
+    AdapterAnswer,
+    AdapterRead,
+    PinAdapters,
+    ReadAdapter,
+    RemoveAdapter,
+    TellStrengths,
+)
 from modelserve_worker.engine_client import EngineDead
 from modelserve_worker.request import AdapterStrength
 
@@ -17,7 +24,7 @@ _Answer = TypeVar("_Answer")
 class AdapterCalls:
     """Of one event loop."""
 
-    def __init__(self, send: Callable[[ReadAdapter | RemoveAdapter | TellStrengths], None]) -> None:
+    def __init__(self, send: Callable[[ReadAdapter | RemoveAdapter | PinAdapters | TellStrengths], None]) -> None:
         self._send = send
         self._reads: dict[str, asyncio.Future[str | None]] = {}
         self._strengths: dict[str, asyncio.Future[tuple[AdapterStrength, ...]]] = {}
@@ -36,6 +43,10 @@ class AdapterCalls:
     def remove(self, digest: str) -> None:
         """See AdapterClient."""
         self._send(RemoveAdapter(digest))
+
+    def pin(self, digests: frozenset[str]) -> None:
+        """See AdapterClient."""
+        self._send(PinAdapters(digests))
 
     def answered(self, message: AdapterAnswer) -> None:
         if isinstance(message, AdapterRead):

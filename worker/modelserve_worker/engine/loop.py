@@ -23,6 +23,7 @@ from modelserve_worker.engine.wire import (
     Command,
     FrameReader,
     HoldingBack,
+    PinAdapters,
     ReadAdapter,
     Refusal,
     RemoveAdapter,
@@ -123,6 +124,9 @@ class EngineLoop:
                 continue
             if isinstance(command, ReadAdapter):
                 self._read_adapter(command)
+                continue
+            if isinstance(command, PinAdapters):
+                self._engine.scheduler.adapters.pin(command.digests)
                 continue
             if isinstance(command, TellStrengths):
                 told = self._engine.adapter_strengths(command.digest)

@@ -53,6 +53,13 @@ class RemoveAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class PinAdapters:
+    """The adapters of these digests, and no others, keep their slots."""
+
+    digests: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class TellStrengths:
     """How large the terms of an adapter are, as far as a step has measured it; AdapterStrengths answer."""
 
@@ -64,7 +71,7 @@ class Stop:
     """End after the current step."""
 
 
-Command = Request | Abort | HoldingBack | ReadAdapter | RemoveAdapter | TellStrengths | Stop
+Command = Request | Abort | HoldingBack | ReadAdapter | RemoveAdapter | PinAdapters | TellStrengths | Stop
 """What the front end sends; a Request is to be added."""
 
 

@@ -3,13 +3,14 @@
 An adapter comes into a slot as the first request that asks for it is admitted, in the place of the one that nobody
 asked for the longest, once no running request has that. Where all are in use, the one that was asked for the longest
 ago is *claimed*: it takes no more requests, so those that it has end in time and whoever waits gets its place; all
-others go on taking theirs, past those that wait. So neither do many adapters of one tenant keep others out, nor does
-an adapter that is always asked for.
+others go on taking theirs, past those that wait. One that is pinned is neither put out nor claimed. So neither do many
+adapters of one tenant keep others out, nor does an adapter that is always asked for.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from typing import NamedTuple
 
 from modelserve.errors import InvalidInput
@@ -36,6 +37,7 @@ class AdapterSlotTable:
         self._slots: OrderedDict[str, int] = OrderedDict()  # those asked for the longest ago first
         self._users: Counter[str] = Counter()
         self._claimed: str | None = None
+        self._pinned: frozenset[str] = frozenset()
         self._waiting: list[str] = []  # ids of requests that stand aside
         self._placings: list[AdapterPlacing] = []
         self._gone: list[str] = []
@@ -53,6 +55,12 @@ class AdapterSlotTable:
         if (slot := self._slots.pop(digest, None)) is not None:
             self._free.append(slot)
 
+    def pin(self, digests: Collection[str]) -> None:
+        """These keep their slots from now on, once they have one, and no others. They leave a slot for others."""
+        self._pinned = frozenset(digests)
+        if self._claimed in self._pinned:
+            self._claimed = None
+
     def check(self, request: Request) -> None:
         """Raise InvalidInput for an adapter that is not there."""
         if request.adapter and request.adapter not in self._directories:
@@ -68,7 +76,7 @@ class AdapterSlotTable:
             self._placings.append(AdapterPlacing(slot, digest, self._directories[digest]))
             return True
         if digest not in self._slots and self._claimed is None:
-            self._claimed = next(iter(self._slots))
+            self._claimed = next((each for each in self._slots if each not in self._pinned), None)
         self._waiting.append(request.request_id)
         return False
 
@@ -117,5 +125,5 @@ class AdapterSlotTable:
     def _vacant(self) -> int | None:
         if self._free:
             return self._free.pop()
-        idle = next((digest for digest in self._slots if not self._users[digest]), None)
+        idle = next((each for each in self._slots if not self._users[each] and each not in self._pinned), None)
         return None if idle is None else self._slots.pop(idle)

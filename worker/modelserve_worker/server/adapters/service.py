@@ -52,6 +52,7 @@ class AdapterService:
         self._leaving: list[AdapterVersion] = []
         self._tasks: dict[AdapterVersion, asyncio.Task[None]] = {}
         self._held: set[AdapterVersion] = set()  # the engine has them
+        self._pinned: frozenset[str] = frozenset()
         self._engine: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._residents: ResidentAdapters
@@ -112,6 +113,7 @@ class AdapterService:
             self._retire(each)
         for each in fresh:
             self._load(each)
+        self._pin()
 
     async def load(self, name: str, path: str) -> None:
         """Serve the adapter of a directory, and wait until it is Ready. Raises ApiError."""
@@ -233,6 +235,26 @@ class AdapterService:
                 raise
         version.probe = await self._residents.hold(files)
         self._held.add(version)
+        self._pin()
+
+    def _pin(self) -> None:
+        """Have the engine keep those in their slots that are to stay there: as many as leave one for all others, the
+        first of the set."""
+        pinned: dict[str, None] = {}
+        for version in self._wanted.values():
+            asked = version.wanted.pin and version in self._held and version.digest is not None
+            room = version.digest in pinned or len(pinned) < self.limits.slots - 1
+            if asked and not room and not version.pinned_in_vain:
+                log.warning(
+                    "adapter %s is not pinned: of %d slots %d have one that is, and one is left for others: raise the "
+                    "slots, or pin fewer", version.name, self.limits.slots, len(pinned),
+                )  # fmt: skip
+            version.pinned, version.pinned_in_vain = asked and room, asked and not room
+            if version.pinned and version.digest is not None:
+                pinned[version.digest] = None
+        if frozenset(pinned) != self._pinned and self._engine is not None and self._engine.is_alive():
+            self._pinned = frozenset(pinned)
+            self._engine.adapters.pin(self._pinned)
 
     def _retire(self, version: AdapterVersion) -> None:
         self._leaving.append(version)
@@ -257,6 +279,7 @@ class AdapterService:
         if version in self._held and version.digest is not None:
             self._held.remove(version)
             self._residents.let_go(version.digest)
+            self._pin()
 
 
 def _strengths(version: AdapterVersion) -> str:

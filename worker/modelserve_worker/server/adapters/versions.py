@@ -94,6 +94,8 @@ class AdapterVersion:
     nbytes: int = 0
     probe: ProbeResult | None = None
     load_seconds: float | None = None
+    pinned: bool = False  # it keeps its place in device memory
+    pinned_in_vain: bool = False  # it was to, and as many do as may
     open: int = field(default=0, kw_only=True)  # requests that have not ended
     running: int = field(default=0, kw_only=True)  # of these, those that have left the queue
     total: int = field(default=0, kw_only=True)  # that have left it since the start
@@ -110,6 +112,7 @@ class AdapterVersion:
             "revision": self.wanted.revision,
             "weight": self.wanted.weight,
             "pin": self.wanted.pin,
+            "pinned": self.pinned,
             "state": self.state.value,
             "reason": self.reason,
             "message": self.message,
