@@ -2,8 +2,10 @@
 
     python tests/bench adapters_on_gpu --variant 31B --adapters 16 --loaded 64 --rank 16
     python tests/bench adapters_on_gpu --variant E4B --adapters 16 --loaded 64 --rank 16
+    python tests/bench adapters_on_gpu --variant 26B-A4B --experts --adapters 4 --loaded 4 --requests 1 32 --answer 48
 
-Random weights at the published geometry, random adapters on every linear layer that may be adapted. Base and adapters
+Random weights at the published geometry, random adapters on every linear layer that may be adapted, of experts where
+they are asked for. Base and adapters
 take turns (base, adapters, adapters, base); requests of one adapter do not lie side by side. Prints tokens per second
 of steps that decode, the ratio, and what it takes to bring an adapter from host memory into a slot.
 """
@@ -19,6 +21,7 @@ import torch
 
 from bench.deadline import add_deadline, within
 from bench.engine.replica import Bench, launch_random
+from modelserve.sizing.adapters import ADAPTABLE, DEFAULT_TARGETS
 from modelserve_worker.adapters.slots import HostAdapter
 from modelserve_worker.adapters.store import AdapterStore
 
@@ -33,7 +36,7 @@ def random_adapters(store: AdapterStore, count: int) -> list[str]:
         pinned = torch.empty(slots.elements, dtype=slots.dtype, pin_memory=True)
         pinned.copy_(factors)
         ready: Future[HostAdapter] = Future()
-        ready.set_result(HostAdapter(pinned, torch.ones(len(slots.layers), slots.most_parts).pin_memory()))
+        ready.set_result(HostAdapter(pinned, torch.ones(slots.scale_rows, slots.most_parts).pin_memory()))
         names.append(f"adapter-{number}")
         store._host[names[-1]] = ready
     return names
@@ -63,6 +66,7 @@ def main() -> int:
     parser.add_argument("--adapters", type=int, default=16)
     parser.add_argument("--loaded", type=int, default=64)
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--experts", action="store_true", help="on experts, too")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--answer", type=int, default=96)
     add_deadline(parser)
@@ -71,7 +75,7 @@ def main() -> int:
         replica, args = launch_random(
             options.variant, options.weights, device="cuda", max_model_len=4096, max_num_batched_tokens=2048,
             max_num_seqs=max(options.requests), max_loras=options.adapters, max_cpu_loras=options.loaded,
-            max_lora_rank=options.rank,
+            max_lora_rank=options.rank, lora_targets=ADAPTABLE if options.experts else DEFAULT_TARGETS,
         )  # fmt: skip
         store = replica.adapters
         assert store is not None
