@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
+from modelserve.model.images import BUDGETS, DEFAULT_BUDGET
 from modelserve.model.weight_format import TextLinear
 from modelserve.releases import release_number
 from modelserve.sizing.adapters import (
@@ -25,6 +26,7 @@ from modelserve.sizing.adapters import (
     AdapterLimits,
     in_order,
 )
+from modelserve.sizing.media.image_input import MOST_PER_REQUEST
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTERS, MOST_DRAFTS, NO_DRAFTS, Speculation
@@ -163,6 +165,18 @@ class EngineArgs(BaseModel):
         description=f"Linear layers that adapters may change: {', '.join(ADAPTABLE)}; default: all but experts.",
         json_schema_extra={SINCE: "0.2.0"},
     )
+    images_per_request: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_PER_REQUEST,
+        description="Images of one request at most; 0: none are taken, and what embeds them is not loaded.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    max_soft_tokens: int = Field(
+        default=DEFAULT_BUDGET,
+        description=f"Most rows of a prompt that one image becomes: {', '.join(map(str, BUDGETS))}.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     measure_cache_quality: bool = Field(
         default=False,
         description="Once, while nobody asks for anything, measure what an int8 cache would cost these weights beside "
@@ -210,6 +224,13 @@ class EngineArgs(BaseModel):
     def _holds_slots(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value < (slots := info.data.get("max_loras", 0)):
             raise ValueError(f"{value} adapters in host memory are fewer than the {slots} of max_loras beside them")
+        return value
+
+    @field_validator("max_soft_tokens", mode="after")
+    @classmethod
+    def _budget(cls, value: int) -> int:
+        if value not in BUDGETS:
+            raise ValueError(f"{value} is none of the models' budgets, {', '.join(map(str, BUDGETS))}")
         return value
 
     @field_validator("lora_targets", mode="after")

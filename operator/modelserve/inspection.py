@@ -23,10 +23,12 @@ from modelserve.model.drafters.reading import DrafterArchitecture, drafter_archi
 from modelserve.model.gguf.files import read_gguf
 from modelserve.model.gguf.geometry import gguf_architecture
 from modelserve.model.gguf.weight_format import gguf_weight_format, rounded_once_more
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.quantization.config import read_config, stated_format, unused_parts
 from modelserve.model.quantization.files import as_files_hold
 from modelserve.model.weight_format import BFLOAT16, FLOAT32, StoredType, WeightFormat, dense_format
+from modelserve.sizing.media.image_input import ImageInput
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.speculation import Speculation
@@ -88,6 +90,28 @@ def read_speculation(args: EngineArgs, architecture: ModelArchitecture) -> Specu
     return speculation
 
 
+def read_image_architecture(directory: Path) -> ImageArchitecture | None:
+    """How the model in a directory sees; None where this release takes no images with it."""
+    return None if read_gguf(directory) is not None else ImageArchitecture.found(read_config(directory))
+
+
+def read_images(args: EngineArgs) -> ImageInput | None:
+    """Room for images of a worker with `args`; None: it takes none. Raises UnsupportedModel for a checkpoint that this
+    release takes no images with, InvalidInput for settings that they do not fit."""
+    if not args.images_per_request:
+        return None
+    directory = Path(args.model)
+    if read_gguf(directory) is not None:
+        raise UnsupportedModel("a GGUF file holds the text model alone; serve images from safetensors, or take none")
+    architecture = ImageArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
+    problem = architecture.problem(
+        max_soft_tokens=args.max_soft_tokens, max_num_batched_tokens=args.max_num_batched_tokens
+    )
+    if problem is not None:
+        raise InvalidInput(f"maxSoftTokens: {problem}", field="maxSoftTokens")
+    return ImageInput(args.images_per_request, args.max_soft_tokens, architecture)
+
+
 def read_rank_settings(
     args: EngineArgs,
     architecture: ModelArchitecture,
@@ -110,6 +134,7 @@ def read_rank_settings(
         profile=args.profile,
         capability=capability,
         adapters=args.adapters,
+        images=read_images(args),
     )
 
 
@@ -168,6 +193,7 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
         format=stored,
+        images=ImageArchitecture.found(config),
         unused=tuple(unused_parts(config, stored)),
         identity=_identity(directory, files),
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.drafters.configs import dflash_architecture
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.weight_format import BFLOAT16, int4
 from modelserve.sizing.weights.text import weight_terms
@@ -134,9 +136,19 @@ def _facts(variant: str, form: str) -> ModelFacts:
     }
     return ModelFacts(
         architecture=ModelArchitecture.from_config(config),
+        images=_images(entry),
         weight_bytes=entry["checkpoint_bytes"],
         format=BFLOAT16,
     )
+
+
+def _images(entry: Mapping[str, Any]) -> ImageArchitecture | None:
+    """Of a size whose images need no tower."""
+    if "vision_config" not in entry:
+        return None
+    text = {"use_bidirectional_attention": "vision"}
+    vision = {"model_type": entry["model_type"], "vision_config": entry["vision_config"], "text_config": text}
+    return ImageArchitecture.from_config(vision)
 
 
 def _quantised(variant: str, facts: ModelFacts) -> ModelFacts:

@@ -58,6 +58,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "capacityBuffer.provisioningStrategy": {"capacityBuffer": {"replicas": 1}},
     "kvCache.layout": {"kvCache": {"dtype": "bfloat16"}},
     "accelerators.costPerHour": {"accelerators": {"products": ["NVIDIA-H200"]}},
+    "modalities.image.maxSoftTokens": {"modalities": {"image": {"perRequest": 1}}},
 }
 _VALUES: Mapping[str, Any] = {
     "model.uri": "hf://google/gemma-4-E4B-it",

@@ -18,11 +18,12 @@ from modelserve import __version__
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.hardware import accelerator_from_labels
-from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.inspection import read_architecture, read_images, read_weight_format
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.host.front_end import open_bodies_bytes
+from modelserve.sizing.media.image_input import ImageInput, decode_processes, encoded_bytes, held_pixels_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.drafters.optional_drafter import without_missing_drafter
@@ -31,6 +32,8 @@ from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine.wire import Ready
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.log_format import LOG_FORMAT
+from modelserve_worker.media.decode_pool import DecodePool
+from modelserve_worker.media.image_reader import ImageReader
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.quality.measurement import measure_cache_quality
 from modelserve_worker.quality.texts import TrialText, trial_texts
@@ -152,7 +155,8 @@ def _settled(args: EngineArgs, architecture: ModelArchitecture, weight_format: W
     )
     if accelerator is None:
         return args
-    settled = planned_args(args, architecture, accelerator, weight_format=weight_format)
+    images = _images(args)
+    settled = planned_args(args, architecture, accelerator, weight_format=weight_format, images=images)
     if settled is not args:
         chosen = ", ".join(f"{name} {getattr(settled, name)}" for name in STEP_SETTINGS)
         log.info("a step is sized as a plan for %s sizes it: %s", accelerator.product, chosen)
@@ -166,7 +170,26 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
     except InvalidInput as error:
         raise TerminalError.of_checkpoint(error) from error
     name, *aliases = args.served_names or (directory.resolve().name,)
-    return ServedModel(name, text, vocab_size=architecture.vocab_size, aliases=tuple(aliases))
+    images = image_reader(args)
+    return ServedModel(name, text, vocab_size=architecture.vocab_size, aliases=tuple(aliases), images=images)
+
+
+def _images(args: EngineArgs) -> ImageInput | None:
+    """Room for images; None: they are not taken. Raises TerminalError: of the settings, or of the checkpoint."""
+    try:
+        return read_images(args)
+    except InvalidInput as error:
+        of_settings = error.field == "maxSoftTokens"
+        raise (TerminalError.of_input if of_settings else TerminalError.of_checkpoint)(error) from error
+
+
+def image_reader(args: EngineArgs) -> ImageReader | None:
+    """What reads images, where they are taken; its processes start with the first one. Raises TerminalError."""
+    images = _images(args)
+    if images is None:
+        return None
+    pool = DecodePool(decode_processes(on_cpu=args.device == "cpu"))
+    return ImageReader(images, pool, most_held_bytes=held_pixels_bytes(images))
 
 
 async def _serve(
@@ -195,8 +218,11 @@ async def _serve(
             engine.run_beside(_measure_cache(engine, ready, state.model))
         log.info("ready after %.1f s, contexts up to %d tokens", time.monotonic() - began, ready.max_model_len)
 
+    room = open_bodies_bytes(args.cpu_memory_bytes)
+    if (images := state.model.images) is not None:
+        room += images.most_held_bytes + encoded_bytes(images.images.per_request)
     await run_server(
-        create_app(state, metrics, settings, OpenBodies(open_bodies_bytes(args.cpu_memory_bytes)), adapters),
+        create_app(state, metrics, settings, OpenBodies(room), adapters),
         state,
         listener,
         shutdown_delay_seconds=args.shutdown_delay_seconds,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE
-from modelserve.inspection import read_speculation
+from modelserve.inspection import read_images, read_speculation
 from modelserve.model.architecture import LayerKind
 from modelserve.planning.speed.draft_time import draft_speeds
 from modelserve.planning.speed.mixed_steps import crowd_tokens, min_mixed_tokens
@@ -65,7 +65,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             shortfall_bytes=error.shortfall_bytes,
             measured=error.measured if isinstance(error, InsufficientMemory) else None,
         ) from error
-    speed = _planned_speed(args, replica)
+    speed, images = _planned_speed(args, replica), read_images(args)
     limits = SchedulerLimits(
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
@@ -78,6 +78,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         captured_rows=replica.captured_rows,
         exact=args.profile == "exact",
         hidden_size=replica.architecture.hidden_size,
+        patch_values=0 if images is None else images.architecture.patch_values,
     )
     if speed is not None:
         fewest, crowd = (of(speed, args.max_num_mixed_tokens) for of in (min_mixed_tokens, crowd_tokens))

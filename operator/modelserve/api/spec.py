@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from modelserve.api.capacity_buffer import CapacityBufferSpec
 from modelserve.api.drafter import DrafterSpec
 from modelserve.api.gateway import GatewaySpec
+from modelserve.api.media.modalities import ModalitiesSpec
 from modelserve.api.model_adapter import AdaptersSpec
 from modelserve.api.model_source import ModelSource, SecretKeyRef
 from modelserve.api.plan_policy import PlanSpec
@@ -308,6 +309,9 @@ class ModelServeSpec(ApiModel):
     kv_cache: KVCacheSpec | None = Field(default=None, description="Key/value cache settings.")
     adapters: AdaptersSpec | None = Field(
         default=None, description="Room for LoRA adapters, ModelAdapter objects; left out: none are served."
+    )
+    modalities: ModalitiesSpec | None = Field(
+        default=None, description="What requests may hold beside text; left out: nothing."
     )
     accelerators: AcceleratorsSpec | None = Field(default=None, description="Accelerators that may be used.")
     storage: StorageSpec | None = Field(default=None, description="Cache of hf:// downloads.")

@@ -30,8 +30,15 @@ from modelserve.cli.plan_text import ShownCandidate, best_of_each_product, plan_
 from modelserve.cli.plot import concurrency_figure, write_figure
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES
-from modelserve.inspection import inspect_assistant, read_architecture, read_unused_parts, read_weight_format
+from modelserve.inspection import (
+    inspect_assistant,
+    read_architecture,
+    read_image_architecture,
+    read_unused_parts,
+    read_weight_format,
+)
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.drafts import named_drafters
@@ -59,6 +66,7 @@ class _Sized(TypedDict):
     weight_format: WeightFormat
     assistants: Mapping[str, AssistantFacts]
     image_architectures: tuple[str, ...]
+    images: ImageArchitecture | None
 
 
 @dataclass(frozen=True)
@@ -185,12 +193,13 @@ def _planned(
     assistants: Mapping[str, AssistantFacts],
 ) -> PlannedServe:
     spec = serve.spec
-    architecture, stored, unused = _model(spec, inspected)
+    architecture, stored, unused, images = _model(spec, inspected)
     sized: _Sized = {
         "learned": assumed,
         "weight_format": stored,
         "assistants": _assistants(spec, assistants),
         "image_architectures": options.image_architectures,
+        "images": images,
     }
     offers = where.offers(spec)
     made = plan(spec, architecture, offers, **sized)
@@ -266,21 +275,22 @@ def _bytes(flag: str, quantity: str) -> int:
 
 def _model(
     spec: ModelServeSpec, inspected: Mapping[str, ModelFacts]
-) -> tuple[ModelArchitecture, WeightFormat, tuple[str, ...]]:
-    """Geometry, weight format, and what of it is not used, of a published or inspected model, or of a directory of this
-    machine."""
+) -> tuple[ModelArchitecture, WeightFormat, tuple[str, ...], ImageArchitecture | None]:
+    """Geometry, weight format, what of it is not used, and how it sees, of a published or inspected model, or of a
+    directory of this machine."""
     uri = spec.model.uri
     if uri.startswith(_FILE_PREFIX):
         directory = Path(uri.removeprefix(_FILE_PREFIX))
         stored = read_weight_format(directory)
-        return read_architecture(directory), stored, read_unused_parts(directory, stored)
+        unused = read_unused_parts(directory, stored)
+        return read_architecture(directory), stored, unused, read_image_architecture(directory)
     facts = published_model(uri) or inspected.get(uri)
     if facts is None:
         raise InvalidInput(
             f"spec.model.uri: {uri} cannot be looked into from here; give its directory as file://DIR, or one of "
             f"{', '.join(published_uris())}"
         )
-    return facts.architecture, facts.format, facts.unused
+    return facts.architecture, facts.format, facts.unused, facts.images
 
 
 def _assistants(spec: ModelServeSpec, inspected: Mapping[str, AssistantFacts]) -> dict[str, AssistantFacts]:

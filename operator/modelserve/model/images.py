@@ -34,6 +34,28 @@ class ImageArchitecture(BaseModel):
         """Of one patch: its pixels in three colours."""
         return 3 * self.patch_side**2
 
+    def problem(self, *, max_soft_tokens: int, max_num_batched_tokens: int) -> str | None:
+        """Why images of so many soft tokens cannot be served in steps of so many; None where they can."""
+        if self.positions < max_soft_tokens:
+            return (
+                f"an image of {max_soft_tokens} soft tokens may have as many patches a side, and the model's table has "
+                f"{self.positions} positions; allow fewer soft tokens"
+            )
+        if self.mutual and max_num_batched_tokens < max_soft_tokens:
+            return (
+                f"an image of {max_soft_tokens} soft tokens is computed in one step, and a step has "
+                f"{max_num_batched_tokens} (maxNumBatchedTokens); raise that, or allow fewer soft tokens an image"
+            )
+        return None
+
+    @classmethod
+    def found(cls, config: Mapping[str, Any]) -> ImageArchitecture | None:
+        """`from_config`; None for a model that this release takes no images with."""
+        try:
+            return cls.from_config(config)
+        except InvalidInput:
+            return None
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ImageArchitecture:
         """Read a parsed config.json. Raises UnsupportedModel for a model that this release takes no images with,

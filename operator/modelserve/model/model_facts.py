@@ -7,6 +7,7 @@ from pydantic.alias_generators import to_camel
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.drafters.reading import DrafterArchitecture
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.weight_format import WeightFormat
 
 FACTS_KEY = "model.json"  # of the ConfigMap that keeps them in a cluster
@@ -20,6 +21,11 @@ class ModelFacts(BaseModel):
     architecture: ModelArchitecture
     weight_bytes: int = Field(ge=1, description="Bytes of the weight files, for download and start-up budgets.")
     format: WeightFormat = Field(description="Storage type of the text weights.")
+    images: ImageArchitecture | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="What makes rows of images, of a model that this release takes them with.",
+    )
     unused: tuple[str, ...] = Field(
         default=(),
         exclude_if=lambda value: not value,

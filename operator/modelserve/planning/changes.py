@@ -29,6 +29,9 @@ def plan_changes(before: PlanStatus, after: PlanStatus) -> Iterator[str]:
     rooms = [f"{p.adapters.slots} of {p.adapters.max}" if p.adapters else "none" for p in (before, after)]
     if rooms[0] != rooms[1]:
         yield f"adapters {rooms[0]} -> {rooms[1]}"
+    seen = [f"{p.images.per_request} of {p.images.max_soft_tokens}" if p.images else "none" for p in (before, after)]
+    if seen[0] != seen[1]:
+        yield f"images {seen[0]} -> {seen[1]}"
     drafters = [drafted_by(p) for p in (before, after)]
     if drafters[0] != drafters[1]:
         yield f"drafts {drafters[0]} -> {drafters[1]}"

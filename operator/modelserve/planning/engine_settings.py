@@ -67,6 +67,8 @@ def engine_args_for(
             "max_cpu_loras": room.max,
             "lora_targets": room.targets,
         }
+    if plan.images is not None:
+        asked |= {"images_per_request": plan.images.per_request, "max_soft_tokens": plan.images.max_soft_tokens}
     if plan.drafter is not None:
         asked |= _drafts(plan.drafter, drafter_directories)
     return EngineArgs(

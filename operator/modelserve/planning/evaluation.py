@@ -156,6 +156,7 @@ def _sized(
         profile="exact" if wishes.exact else "fast",
         capability=known_capability(accelerator.compute_capability),
         adapters=wishes.adapters,
+        images=wishes.images,
     )
     total = wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes
     settings, memory = _predicted(

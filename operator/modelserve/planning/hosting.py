@@ -61,14 +61,14 @@ def unsaid(fit: Fit, spec: ModelServeSpec, wishes: Wishes, offers: Sequence[Acce
 
 
 def _asked(spec: ModelServeSpec, wishes: Wishes, gpus: int) -> HostRequest:
-    pinned = wishes.host_memory_bytes + wishes.adapter_copies_bytes(gpus)
-    return _request(*_users(spec), ranks=gpus, pinned_bytes=pinned)
+    pinned = wishes.host_memory_bytes + wishes.adapter_copies_bytes(gpus) + wishes.image_host_bytes(gpus)
+    return _request(*_users(spec), ranks=gpus, pinned_bytes=pinned, decoders=wishes.decoders(gpus))
 
 
 @lru_cache(maxsize=1024)  # every pool of every product asks
-def _request(requests: Stated, limits: Stated, *, ranks: int, pinned_bytes: int) -> HostRequest:
+def _request(requests: Stated, limits: Stated, *, ranks: int, pinned_bytes: int, decoders: int = 0) -> HostRequest:
     users = {"requests": dict(requests), "limits": dict(limits)}
-    return host_request(users, ranks=ranks, pinned_bytes=pinned_bytes)
+    return host_request(users, ranks=ranks, pinned_bytes=pinned_bytes, decoders=decoders)
 
 
 def _users(spec: ModelServeSpec) -> tuple[Stated, Stated]:
@@ -78,7 +78,11 @@ def _users(spec: ModelServeSpec) -> tuple[Stated, Stated]:
 
 
 def _pinned(wishes: Wishes, gpus: int) -> str:
-    parts = ((wishes.host_memory_bytes, "kvCache.hostMemory"), (wishes.adapter_copies_bytes(gpus), "adapters"))
+    parts = (
+        (wishes.host_memory_bytes, "kvCache.hostMemory"),
+        (wishes.adapter_copies_bytes(gpus), "adapters"),
+        (wishes.image_host_bytes(gpus), "images"),
+    )
     told = " and ".join(f"{gib(size)} of it {name}" for size, name in parts if size)
     return f" ({told})" if told else ""
 
@@ -105,14 +109,16 @@ def _less_memory(spec: ModelServeSpec, wishes: Wishes, fit: Fit, host: HostCapac
     users = _users(spec)
     if "memory" in dict(users[0]):
         return f"with pod.resources.requests.memory {host.memory_bytes // MIB}Mi"
-    copies = wishes.adapter_copies_bytes(fit.gpus)
-    left = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=copies).memory_bytes
+    copies, seen = wishes.adapter_copies_bytes(fit.gpus), wishes.image_host_bytes(fit.gpus)
+    left = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=copies + seen).memory_bytes
     if wishes.host_memory_bytes and left >= GIB:
         return f"with kvCache.hostMemory {left // GIB}Gi"
     if wishes.host_memory_bytes and left >= 0:
         return "with kvCache.hostMemory left out"
     if copies and wishes.adapters is not None:
-        room = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=0).memory_bytes
+        room = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=seen).memory_bytes
         if (fewer := room * wishes.adapters.most // copies) >= 1:
             return f"with adapters.max {fewer}"
+    if seen and host.memory_bytes >= _request(*users, ranks=fit.gpus, pinned_bytes=copies).memory_bytes:
+        return "with modalities.image left out"
     return f"on nodes with {gib(_asked(spec, wishes, fit.gpus).memory_bytes)} of allocatable memory"

@@ -27,6 +27,7 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.drafts_report import drafts_status, drafts_text, measured_acceptance, planned_drafter
 from modelserve.planning.evaluation import Fit, Refusal
 from modelserve.planning.learned import AS_EXPECTED
+from modelserve.planning.media.images import image_plan, image_text
 from modelserve.planning.other_settings import other_settings, places
 from modelserve.planning.pools.offers import PRODUCT_LABEL, AcceleratorOffer
 from modelserve.planning.ranking import replica_cost, token_cost
@@ -35,7 +36,7 @@ from modelserve.planning.speed.expected_speed import Speed, mixed_step_tokens, s
 from modelserve.planning.speed.step_time import StepTime
 from modelserve.planning.wishes import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, Wishes
 from modelserve.sizing.memory import MemoryPlan
-from modelserve.sizing.pages import KVCacheDtype
+from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 from modelserve.sizing.prefixes import window_bytes
 from modelserve.units import GIB
 
@@ -67,6 +68,7 @@ def chosen_plan(
         kv_cache=KVCachePlan(dtype=fit.geometry.dtype, layout=fit.geometry.layout),
         host_cache_bytes=wishes.host_cache_bytes(fit.accelerator) or None,
         adapters=_adapters(fit, wishes),
+        images=image_plan(wishes.images, fit.memory, gpus=fit.gpus),
         engine=EnginePlan(
             max_num_batched_tokens=wishes.chunk(fit.accelerator),
             max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
@@ -260,6 +262,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
         other_settings(fit, architecture, wishes),
         _host_memory(fit, wishes),
         _adapters_text(_adapters(fit, wishes)),
+        _images_text(fit, wishes),
         _found(fit, architecture, wishes),
         drafts_text(fit, architecture, wishes, expected),
         _reservations(fit, wishes),
@@ -282,6 +285,11 @@ def _adapters(fit: Fit, wishes: Wishes) -> AdaptersPlan | None:
         slots_bytes=sum(term.bytes for term in fit.memory.terms if term.name == "adapters"),
         host_bytes=wishes.adapter_copies_bytes(fit.gpus),
     )
+
+
+def _images_text(fit: Fit, wishes: Wishes) -> str:
+    token = fit.geometry.global_page.page_bytes // GLOBAL_PAGE_TOKENS
+    return image_text(image_plan(wishes.images, fit.memory, gpus=fit.gpus), bytes_per_token=token)
 
 
 def _adapters_text(room: AdaptersPlan | None) -> str:

@@ -13,11 +13,14 @@ from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES, Accelerator
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts
 from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
+from modelserve.planning.media.images import image_input
 from modelserve.sizing.adapters import DEFAULT_RANK, DEFAULT_TARGETS, AdapterLimits, in_order, slot_bytes
+from modelserve.sizing.media.image_input import ImageInput, decode_processes, image_host_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 DEFAULT_UTILIZATION = Decimal("0.9")
@@ -67,6 +70,7 @@ class Wishes:
     host_memory_bytes: int = 0  # asked for cached prefixes, of a worker on GPUs
     adapters: AdapterLimits | None = None
     adapted: ModelArchitecture | None = None  # whose linears they change, where there is room for any
+    images: ImageInput | None = None
 
     @property
     def mean_context(self) -> float:
@@ -92,9 +96,10 @@ class Wishes:
         """Most tokens of one step: as asked, else by the size of the accelerator."""
         if self.max_num_batched_tokens:
             return self.max_num_batched_tokens
+        whole = self.images.max_soft_tokens if self.images else 0  # an image is computed in one step
         if accelerator.is_cpu:
-            return CHUNK_CPU
-        return CHUNK_LARGE_GPU if accelerator.visible_bytes >= LARGE_GPU_BYTES else CHUNK_SMALL_GPU
+            return max(CHUNK_CPU, whole)
+        return max(CHUNK_LARGE_GPU if accelerator.visible_bytes >= LARGE_GPU_BYTES else CHUNK_SMALL_GPU, whole)
 
     def sequences(self, accelerator: Accelerator) -> int:
         """Most requests of one step: as asked, else 64 or the expected concurrency, never above the step's tokens."""
@@ -123,6 +128,14 @@ class Wishes:
             return 0
         return self.adapters.most * ranks * slot_bytes(self.adapted, self.adapters, tensor_parallel_size=ranks)
 
+    def image_host_bytes(self, ranks: int) -> int:
+        """Host memory of a worker on so many GPUs for images."""
+        return image_host_bytes(self.images, ranks=ranks, on_cpu=False) if self.images and ranks else 0
+
+    def decoders(self, ranks: int) -> int:
+        """Processors of such a worker that decode images."""
+        return decode_processes(on_cpu=False) if self.images and ranks else 0
+
     def least_model_len(self, longest: int) -> int:
         """Shortest context worth a plan: minModelLen, else maxModelLen, else 2,048 tokens or the model's own limit."""
         return self.min_model_len or self.max_model_len or min(DEFAULT_MIN_MODEL_LEN, longest)
@@ -135,13 +148,15 @@ def wishes(
     weight_format: WeightFormat | None = None,
     assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
+    images: ImageArchitecture | None = None,
 ) -> Wishes:
     """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
     its factors correct expected speeds. `assistants`: facts of the spec's own drafters, by address, which no
     release ships.
-    `image_architectures`: CPUs that the worker's image is built for.
+    `image_architectures`: CPUs that the worker's image is built for. `images`: how the model sees, where it does.
 
-    Raises InvalidInput for an amount of memory that no machine has, or that the pod's own limit cannot hold.
+    Raises InvalidInput for images that the model does not take or a step is too short for, and for an amount of memory
+    that no machine has, or that the pod's own limit cannot hold.
     """
     context, cache, engine, workload = spec.context, spec.kv_cache, spec.engine, spec.workload
     accelerators = spec.accelerators
@@ -173,6 +188,7 @@ def wishes(
         image_architectures=image_architectures,
         host_memory_bytes=_host_memory_bytes(spec),
         adapters=adapter_limits(spec),
+        images=image_input(spec, images),
         exact=engine is not None and engine.profile == "exact",
         drafts=wanted_drafts(spec, assistants=assistants, acceptance=learned.acceptance),
     )

@@ -11,6 +11,7 @@ from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.evaluation import Fit, evaluate
 from modelserve.planning.speed.expected_speed import mixed_step_tokens
 from modelserve.planning.wishes import Wishes
+from modelserve.sizing.media.image_input import ImageInput
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
 STEP_SETTINGS = ("max_num_batched_tokens", "max_num_mixed_tokens", "max_num_seqs")
@@ -22,6 +23,7 @@ def planned_args(
     accelerator: Accelerator,
     *,
     weight_format: WeightFormat | None = None,
+    images: ImageInput | None = None,
 ) -> EngineArgs:
     """`args` with the sizes of a step that they leave out. As they are where a plan with the context that they ask for
     does not fit: the start says what is missing, from what it measures."""
@@ -36,6 +38,7 @@ def planned_args(
         kv_layout=None if args.kv_cache_layout == "auto" else KVCacheLayout(args.kv_cache_layout),
         utilization=Decimal(str(args.gpu_memory_utilization)),
         weight_format=weight_format,
+        images=images,
         image_architectures=(accelerator.architecture,),  # it runs
         **given,
     )

@@ -16,6 +16,7 @@ from modelserve.sizing.adapters import scratch_bytes
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.backends.workspace import product_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
+from modelserve.sizing.media.embedder import image_rows_bytes
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.weights.assistant import drafter_buffer_bytes
@@ -69,17 +70,19 @@ def activation_terms(
     rows = settings.decode_rows  # that get a token
     masks = rows * -(-architecture.vocab_size // 32) * 4  # a bit per token, of every row that may be bound
     sampling = sampling_bytes(architecture, rows=rows, tensor_parallel_size=tp)
-    drafting = {}
+    beside: dict[str, int] = {}
     if speculation.prompt_lookup:
-        drafting["prompt_lookup"] = sequences * architecture.max_position_embeddings * INT32
+        beside["prompt_lookup"] = sequences * architecture.max_position_embeddings * INT32
     if speculation.assistant is not None:
-        drafting["drafts"] = drafter_buffer_bytes(
+        beside["drafts"] = drafter_buffer_bytes(
             speculation.assistant, num_tokens=speculation.num_tokens, max_num_seqs=sequences
         )
     if (block := speculation.block) is not None:
-        drafting["drafts"] = drafting.get("drafts", 0) + block_buffer_bytes(
+        beside["drafts"] = beside.get("drafts", 0) + block_buffer_bytes(
             block, num_tokens=speculation.num_tokens, max_num_seqs=sequences, step_rows=settings.step_rows
         )
+    if (images := settings.images) is not None:
+        beside["image_rows"] = image_rows_bytes(images.architecture, architecture, max_num_batched_tokens=tokens)
     if not on_cpu and takes_model(architecture):
         always = {
             "residual": tokens * architecture.hidden_size * _residual_copies(architecture, tp) * e,
@@ -92,7 +95,7 @@ def activation_terms(
             "segments": SEGMENT_SLACK_BYTES,
             **scratch,
             **kernel_buffers(architecture, settings),
-            **drafting,
+            **beside,
             "sampling": sampling,  # not captured: it finds no room in the graphs' pool
         }
         phases = {
@@ -115,7 +118,7 @@ def activation_terms(
         "token_masks": masks,
         "block_tables": sequences * pages * 8,  # int64 page numbers
         **({} if on_cpu else {"cublas": CUBLAS_WORKSPACE_BYTES}),
-        **drafting,
+        **beside,
         **scratch,
     }
     phases = {

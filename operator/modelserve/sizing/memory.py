@@ -29,6 +29,8 @@ from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.communicator import communicator_bytes, communicator_source
 from modelserve.sizing.cuda_context import context_bytes, context_source
 from modelserve.sizing.cuda_graphs import graphs_bytes
+from modelserve.sizing.media.embedder import embedder_bytes
+from modelserve.sizing.media.image_input import image_host_bytes
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.rank_sums import peer_bytes
@@ -88,6 +90,9 @@ _SOURCES = {
     "graphs": "kernels of every captured size, two results",
     "peers": "8 MiB; 2 T H e for sums by rows",
     "process": "measured",
+    "image_embedder": "tensor shapes x dtype",
+    "image_rows": "2 T H e, patches of one image",
+    "images": "a decoder, pixels of open requests",
     "headroom": "5 % of the container's limit",
 }
 _PLAIN_SOURCES = {  # of attention in plain PyTorch
@@ -170,6 +175,7 @@ def memory_plan(
         captured_bytes=captured,
         peer_buffer_bytes=peers,
         accelerator=accelerator,
+        image_bytes=cpu_image_bytes(settings),
     )
     sources = {**_SOURCES, "context": context_source(accelerator), "nccl": communicator_source(accelerator)}
     if not captured:
@@ -198,6 +204,8 @@ def _tensor_terms(
         weights["drafter"] = sum(drafter_weight_bytes(each, tensor_parallel_size=tp) for each in drafters)
     if (adapters := settings.adapters) is not None:
         weights["adapters"] = adapters.slots * slot_bytes(architecture, adapters, tensor_parallel_size=tp)
+    if (images := settings.images) is not None:
+        weights["image_embedder"] = embedder_bytes(images.architecture, architecture, segments=not on_cpu)
     always, predicted_phases = activation_terms(architecture, settings)
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     activation = {**always} | {name: phases[name] for name in largest_phase(phases)}
@@ -206,6 +214,15 @@ def _tensor_terms(
     terms = (*_terms("weights", weights, given, sources), *_terms("activation", activation, given, sources))
     peers = peer_bytes(architecture, tensor_parallel_size=tp, rows=settings.step_rows)
     return terms, graphs_bytes(architecture, settings), peers
+
+
+def cpu_image_bytes(settings: RankSettings) -> int:
+    """What reading images takes of a CPU worker's container; on GPUs it is host memory, which the pod asks for."""
+    if settings.images is None or not settings.on_cpu:
+        return 0
+    ranks = settings.tensor_parallel_size
+    whole = image_host_bytes(settings.images, ranks=ranks, on_cpu=True)
+    return -(-whole // ranks)
 
 
 def check_overrides(learned: Mapping[str, int]) -> None:
@@ -235,14 +252,16 @@ def overhead_terms(
     on_cpu: bool,
     captured_bytes: int = 0,
     peer_buffer_bytes: int = 0,
+    image_bytes: int = 0,
     accelerator: Accelerator = H200,
 ) -> dict[str, int]:
     """Bytes of one process beside weights, a step and the pool, by name.
 
-    `captured_bytes`: of `graphs_bytes`; `peer_buffer_bytes`: of `peer_bytes`.
+    `captured_bytes`: of `graphs_bytes`; `peer_buffer_bytes`: of `peer_bytes`; `image_bytes`: of `cpu_image_bytes`.
     """
     if on_cpu:
-        return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM)}
+        beside = {"images": image_bytes} if image_bytes else {}
+        return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM), **beside}
     terms = {"context": context_bytes(accelerator), "graphs": captured_bytes}
     if tensor_parallel_size > 1:
         nccl = communicator_bytes(accelerator, tensor_parallel_size)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from modelserve.model.images import ImageArchitecture
-from modelserve.sizing.host.image_input import ENCODED_BYTES, ImageInput
+from modelserve.sizing.media.image_input import ENCODED_BYTES, ImageInput
 from modelserve_worker.media.data_url import data_of
 from modelserve_worker.media.decode_order import DecodeOrder
 from modelserve_worker.media.decode_pool import DecodePool
@@ -30,7 +30,7 @@ UNIFIED = ImageArchitecture(patch_side=48, embed_size=64, positions=1120, mutual
 
 
 def reader_with(pool: DecodePool, **options: int) -> ImageReader:
-    return ImageReader(ImageInput(4, 280, UNIFIED.patch_values), UNIFIED, pool, **options)
+    return ImageReader(ImageInput(4, 280, UNIFIED), pool, **options)
 
 
 def saved(kind: str, height: int = 60, width: int = 80, **options: object) -> bytes:

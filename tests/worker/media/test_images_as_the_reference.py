@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageOps
 
 from modelserve.model.images import BUDGETS, ImageArchitecture, resized, soft_tokens
-from modelserve.sizing.host.image_input import ImageInput
+from modelserve.sizing.media.image_input import ImageInput
 from modelserve_worker.embedded_spans import ImagePatches
 from modelserve_worker.media.decode_pool import DecodePool
 from modelserve_worker.media.image_decoder import decoded
@@ -29,7 +29,7 @@ UNIFIED = ImageArchitecture(patch_side=SIDE, embed_size=64, positions=1120, mutu
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[ImageReader]:
-    reader = ImageReader(ImageInput(4, 1120, UNIFIED.patch_values), UNIFIED, DecodePool(1), known_bytes=0)
+    reader = ImageReader(ImageInput(4, 1120, UNIFIED), DecodePool(1), known_bytes=0)
     yield reader
     reader.close()
 
@@ -131,7 +131,7 @@ def test_headers_of_many_files_say_what_pillow_does() -> None:
 def test_an_image_larger_than_a_strip_lies_on_white_as_a_whole_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     data = io.BytesIO()
     image_of("RGBA", 90, 61, seed=3).save(data, "PNG")
-    reader = ImageReader(ImageInput(1, 280, UNIFIED.patch_values), UNIFIED, DecodePool(1))
+    reader = ImageReader(ImageInput(1, 280, UNIFIED), DecodePool(1))
     order = reader.look(data.getvalue(), 70).order
     reader.close()
     whole = decoded(data.getvalue(), order)

@@ -103,24 +103,26 @@ def make_checkpoint(
     return config.to_dict()
 
 
-def make_unified(directory: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """The same of a 12B that sees, as transformers saves it: text, and what embeds patches of 48 x 48 pixels."""
+def make_unified(directory: Path, *, seed: int, image_token: int = IMAGE_TOKEN, **changes: int) -> dict[str, Any]:
+    """The same of a 12B that sees, in float32 as transformers saves it: text with `changes`, and what embeds patches of
+    48 x 48 pixels."""
     from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
 
     layers = len(VARIANTS["12B"]["layer_types"])
     text = COMMON | VARIANTS["12B"] | {"num_hidden_layers": layers, "use_bidirectional_attention": "vision"}
     text.pop("hidden_size_per_layer_input")
+    text |= changes
     vision = {"mm_embed_dim": 40, "output_proj_dims": 40, "mm_posemb_size": 1120}
     config = Gemma4UnifiedConfig(
-        text_config=text, vision_config=vision, audio_config={"audio_embed_dim": 16}, image_token_id=IMAGE_TOKEN,
-        video_token_id=IMAGE_TOKEN + 1, audio_token_id=IMAGE_TOKEN + 2,
+        text_config=text, vision_config=vision, audio_config={"audio_embed_dim": 16}, image_token_id=image_token,
+        video_token_id=image_token + 3, audio_token_id=image_token + 4,
     )  # fmt: skip
     model = Gemma4UnifiedForConditionalGeneration(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):
             tensor.copy_(_random(name, tensor, generator))
-    model.to(dtype).save_pretrained(directory)
+    model.save_pretrained(directory)
     return config.to_dict()
 
 

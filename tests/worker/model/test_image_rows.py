@@ -17,7 +17,7 @@ from unified_reference import BEGIN, END, image_span, random_image, reference_ro
 
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.images import ImageArchitecture
-from modelserve.sizing.weights.images import embedder_shapes
+from modelserve.sizing.media.embedder import embedder_shapes
 from modelserve_worker.embedded_spans import EmbeddedSpan
 from modelserve_worker.kernels.operations import PLAIN_EXACT
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM

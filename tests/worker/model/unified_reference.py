@@ -63,14 +63,16 @@ def reference_rows(directory: Path, patches: Sequence[ImagePatches]) -> list[Ten
     return list(found.pooler_output)
 
 
-def seen_logits(directory: Path, token_ids: Sequence[int], spans: Sequence[EmbeddedSpan]) -> Tensor:
+def seen_logits(
+    directory: Path, token_ids: Sequence[int], spans: Sequence[EmbeddedSpan], *, image_token: int = IMAGE_TOKEN
+) -> Tensor:
     """float32 [len(token_ids), vocab], in one pass, with the masks that transformers generates with: its bare forward
     has images see each other in global layers, too, as no other implementation and not its own `generate` does."""
     ids, model = torch.tensor([token_ids]), unified_model(directory)
     with torch.no_grad():
         masks = model.create_masks_for_generate(
             model.config, model.get_input_embeddings()(ids), None, None, torch.arange(len(token_ids))[None],
-            mm_token_type_ids=(ids == IMAGE_TOKEN).long(),
+            mm_token_type_ids=(ids == image_token).long(),
         )  # fmt: skip
         inputs = _inputs([span.embeddings for span in spans if isinstance(span.embeddings, ImagePatches)])
         logits: Tensor = model(input_ids=ids, attention_mask=masks, use_cache=False, **inputs).logits

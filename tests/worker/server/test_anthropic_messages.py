@@ -136,12 +136,12 @@ def test_a_last_message_of_the_assistant_is_continued(server: Any, http: httpx.C
             "messages.0: role 'system' is not supported; the system prompt is the field system of the request",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "content part 'image' is not supported: this server reads text only",
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+            "this server reads text only; plan images",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
-            "messages.0.user.content.0: type 'tool_use' is not supported; known here: 'text', 'tool_result'",
+            "messages.0.user.content.0: type 'tool_use' is not supported; known here: 'text', 'image', 'tool_result'",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},

@@ -59,7 +59,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"functions": [{"name": "f"}]}, "functions", "field 'functions' is not supported: use tools"),
         (CHAT | {"response_format": {"type": "xml"}}, "response_format.type", "Input should be 'text', 'json_object'"),
         (CHAT | {"modalities": ["text", "audio"]}, "modalities.1", "Input should be 'text', not 'audio'"),
-        (CHAT | {"audio": {"voice": "alloy"}}, "audio", "text only"),
+        (CHAT | {"audio": {"voice": "alloy"}}, "audio", "neither hears nor speaks"),
         (CHAT | {"temprature": 1}, "temprature", "check its spelling"),
         (CHAT | {"top_logprobs": 2}, "top_logprobs", "only with logprobs=true"),
         (CHAT | {"stream_options": {"include_usage": True}}, "stream_options", "only with stream=true"),
@@ -83,7 +83,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"messages": [{"role": "user"}]}, "messages.0.content", "required"),
         (
             CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages.0.content", "content part 'image_url' is not supported: this server reads text only",
+            "messages.0.content.0", "this server reads text only; plan images",
         ),
         (CHAT | {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "set by the server"),
         (CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half of a surrogate pair"),

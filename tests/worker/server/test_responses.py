@@ -111,7 +111,7 @@ def test_without_a_limit_an_answer_that_never_stops_ends_with_the_context(server
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "type 'item_reference' is not supported"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input.0.message.content", "content part 'input_image' is not supported: this server reads text only",
+            "messages.0.content.0", "this server reads text only; plan images",
         ),
         (
             {"input": [{"type": "function_call_output", "call_id": "x", "output": "1"}]},

@@ -13,7 +13,7 @@ import threading
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from modelserve.sizing.host.image_input import DECODER_BYTES, DECODER_CPU_SECONDS
+from modelserve.sizing.media.image_input import DECODER_BYTES, DECODER_CPU_SECONDS
 from modelserve_worker.media.decode_order import FAILED, NO_MEMORY, DecodeOrder
 from modelserve_worker.media.media_error import MediaError, MediaTooLarge, MediaUndecodable
 
@@ -37,6 +37,7 @@ class DecodePool:
         cpu_seconds: int = DECODER_CPU_SECONDS,
         wall_s: float = 60.0,
     ) -> None:
+        self.processes = processes
         self._limits = (memory_bytes, cpu_seconds)
         self._wall_s = wall_s
         self._free: queue.LifoQueue[_Decoder | None] = queue.LifoQueue()  # the one that was used last is warm

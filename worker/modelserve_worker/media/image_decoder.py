@@ -12,7 +12,14 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import (
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
 
 from modelserve_worker.media.decode_order import FAILED, NO_MEMORY, OK, DecodeOrder
 
@@ -67,6 +74,8 @@ def answer(data: bytes, order: DecodeOrder) -> bytes:
         return OK + decoded(data, order)
     except MemoryError:
         return NO_MEMORY
+    except UnidentifiedImageError:
+        return FAILED + b"it is damaged"
     except Exception as error:  # whatever a broken file makes Pillow raise
         return FAILED + f"{error or type(error).__name__}"[:_SAID].encode(errors="replace")
 

@@ -5,13 +5,21 @@ How many soft tokens an image becomes follows from its header alone; the decoder
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from modelserve.model.images import BUDGETS, ImageArchitecture, resized
-from modelserve.sizing.host.image_input import ENCODED_BYTES, KNOWN_PIXELS_BYTES, MOST_PIXELS, ImageInput
+from modelserve.model.images import resized
+from modelserve.sizing.media.image_input import (
+    ENCODED_BYTES,
+    HELD_PIXELS_BYTES,
+    KNOWN_PIXELS_BYTES,
+    MOST_PIXELS,
+    ImageInput,
+)
 from modelserve_worker.embedded_spans import KEY_BYTES, ImagePatches
 from modelserve_worker.media.decode_order import DecodeOrder
 from modelserve_worker.media.decode_pool import DecodePool
@@ -32,28 +40,29 @@ class SentImage(NamedTuple):
 
 
 class ImageReader:
-    """Of one model with room for `images`. For any thread."""
+    """Of one model with room for `images`. For any thread.
+
+    `most_held_bytes`: pixels that open requests may have, which whoever reads them counts; `known_bytes`: of images
+    that were decoded before.
+    """
 
     def __init__(
         self,
         images: ImageInput,
-        architecture: ImageArchitecture,
         pool: DecodePool,
         *,
+        most_held_bytes: int = HELD_PIXELS_BYTES,
         known_bytes: int = KNOWN_PIXELS_BYTES,
     ) -> None:
         self.images = images
-        self.mutual = architecture.mutual
-        self._side = architecture.patch_side
+        self.most_held_bytes = most_held_bytes
+        self.mutual = images.architecture.mutual
+        self._side = images.architecture.patch_side
         self._pool = pool
+        self._waiting = ThreadPoolExecutor(pool.processes, thread_name_prefix="images")
         self._known: OrderedDict[tuple[str, bytes], ImagePatches] = OrderedDict()  # the last used at the end
         self._room = known_bytes
         self._lock = threading.Lock()
-
-    @property
-    def budgets(self) -> tuple[int, ...]:
-        """Those of the plan, rising."""
-        return tuple(each for each in BUDGETS if each <= self.images.max_soft_tokens)
 
     def look(self, data: bytes, budget: int) -> SentImage:
         """Bound it by its header. Raises MediaTooLarge and MediaUndecodable."""
@@ -70,14 +79,18 @@ class ImageReader:
         tokens = height * width // self._side**2
         return SentImage(data, DecodeOrder(*header, height, width), tokens, digest[:KEY_BYTES])
 
+    async def read(self, image: SentImage, namespace: str) -> ImagePatches:
+        """`patches`, off the loop where it is not known. So many are decoded at a time, and the others wait."""
+        if (known := self._find((namespace, image.key))) is not None:
+            return known
+        return await asyncio.get_running_loop().run_in_executor(self._waiting, self.patches, image, namespace)
+
     def patches(self, image: SentImage, namespace: str) -> ImagePatches:
         """Decode it, unless requests of the same `namespace` sent it lately. Raises MediaTooLarge and
         MediaUndecodable."""
         name = (namespace, image.key)
-        with self._lock:
-            if (known := self._known.get(name)) is not None:
-                self._known.move_to_end(name)
-                return known
+        if (known := self._find(name)) is not None:
+            return known
         order = image.order
         rgb = self._pool.decode(image.data, order)
         made = patches_of(rgb, height=order.resized_height, width=order.resized_width, side=self._side)
@@ -96,9 +109,17 @@ class ImageReader:
                 self._known[name] = made
                 self._room -= size
 
+    def _find(self, name: tuple[str, bytes]) -> ImagePatches | None:
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None:
+                self._known.move_to_end(name)
+            return known
+
     def is_known(self, image: SentImage, namespace: str) -> bool:
         with self._lock:
             return (namespace, image.key) in self._known
 
     def close(self) -> None:
         self._pool.close()
+        self._waiting.shutdown(wait=False, cancel_futures=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -45,6 +46,7 @@ from modelserve_worker.server.http.loading_gate import LoadingGate
 from modelserve_worker.server.http.management_keys import ADAPTERS_PATH, KEYS_FILE, ManagementKeys
 from modelserve_worker.server.http.streaming import EventStreamResponse
 from modelserve_worker.server.http.tracing import Tracing
+from modelserve_worker.server.image_metrics import ImageMetrics
 from modelserve_worker.server.inference import answer, as_api_error, result
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.openapi import openapi_document
@@ -118,6 +120,9 @@ def create_app(
     if adapters is not None:
         state.adapters = adapters.registry
         metrics.registry.register(AdapterMetrics(adapters, state.model.name))
+    if state.model.images is not None:
+        image_metrics = ImageMetrics(metrics.registry, state.model.name)
+        state.model = replace(state.model, image_metrics=image_metrics)
     ignored_fields = IgnoredFields(metrics.registry, state.model.name)
     app.state.bodies = RequestBodies(
         state,
@@ -203,6 +208,7 @@ def _model_card(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "modelserve",
         "root": state.model.name,
         "max_model_len": state.serving_engine().max_model_len,
+        "input_modalities": ["text"] if state.model.images is None else ["text", "image"],
     }
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.server.answers.preparation import SequenceSpec
+from modelserve_worker.server.answers.prompt_images import attach_images
 from modelserve_worker.server.answers.sequences import GenerationError, Reply, SequenceRunner
 from modelserve_worker.server.answers.tokens import DetokenizeRequest, TokenizeRequest
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
@@ -87,6 +88,8 @@ async def answer(
     stream, prepared = await bodies.prepare(request, body_type, make)
     context.prompt_tokens = prepared.num_prompt_tokens
     context.account.hold_tokens(prepared.num_prompt_tokens)
+    if images := prepared.specs[0].images:  # one conversation, whose answers share its prompt
+        await attach_images([spec.request for spec in prepared.specs], images, state.model, context)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
         return EventStreamResponse(stream_events(prepared, runner, context), prepared.stream_end)

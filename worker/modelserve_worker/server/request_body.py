@@ -80,7 +80,7 @@ class RequestBodies:
         return await asyncio.get_running_loop().run_in_executor(lane, work)
 
     async def _read(self, request: Request, account: BodyAccount, most_bytes: int | None) -> bytes:
-        limit = most_bytes or largest_body_bytes(self._state.serving_engine().max_model_len)
+        limit = most_bytes or largest_body_bytes(self._state.serving_engine().max_model_len, self._state.model.images)
         _require_json(request)
         _require_length(request, limit)
         received = bytearray()

@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from modelserve_worker.engine_client import EngineClient
+from modelserve_worker.media.image_reader import ImageReader
 from modelserve_worker.server.errors.errors import ApiError, unavailable
+from modelserve_worker.server.image_metrics import ImageMetrics
 from modelserve_worker.text.checkpoint_text import CheckpointText
 
 _SHOWN_ADAPTERS = 8  # in an error
@@ -28,6 +30,7 @@ class ServedModel:
 
     Answers and metrics have `name`; a request may use any of `aliases` instead. `tenant`: for whose requests it is, who
     find nothing that those of others left. `adapter`: the digest of the adapter that `name` is; empty: the model.
+    `images` reads those of requests; None: it takes none.
     """
 
     name: str
@@ -37,6 +40,8 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     tenant: str = ""
     adapter: str = ""
+    images: ImageReader | None = None
+    image_metrics: ImageMetrics | None = None  # where it takes any
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from modelserve.engine_args import EngineArgs
+from modelserve.model.images import ImageArchitecture
 from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve.sizing.memory import KEYS_PER_PASS
 from modelserve.sizing.speculation import STEP_DRAFTS
@@ -20,6 +21,7 @@ from modelserve_worker.batch import (
     Int32Array,
     ScheduledBatch,
 )
+from modelserve_worker.embedded_spans import KEY_BYTES, EmbeddedSpan, ImagePatches, SpanRows, span_pieces
 from modelserve_worker.request import SamplingParams
 
 _CPU_TOKENS = 64  # nothing is measured on the CPU: the steps show that the model runs
@@ -72,6 +74,26 @@ def profile_batches(
         for step, (admitted, of) in enumerate(((heavy, most[0]), (drawn, most[-1])), start=2)
     )
     return *chunks, *decodes
+
+
+def image_steps(
+    args: EngineArgs, images: ImageArchitecture, *, longest: int, on_gpu: bool
+) -> tuple[ScheduledBatch, ...]:
+    """A step all of whose rows but the last are images', each as large as may be: what such a step holds, and its
+    kernels."""
+    tokens = min(args.max_num_batched_tokens, longest, *(() if on_gpu else (_CPU_TOKENS,)))
+    spans, at = [], 0
+    while at < tokens - 1:
+        rows = min(args.max_soft_tokens, tokens - 1 - at)
+        patches = ImagePatches(np.zeros((rows, images.patch_values), dtype=np.uint8), rows)
+        spans.append(EmbeddedSpan(at, patches, bytes(KEY_BYTES), images.mutual))
+        at += rows
+    if not spans:
+        return ()
+    admitted = AdmittedRequest(0, "images", _KERNELS_SAMPLING, (0,), (), spans=tuple(spans))
+    lengths, one = np.full(1, tokens, dtype=np.int32), np.ones(1, dtype=np.int32)
+    batch = _profile_batch(0, start=0, lengths=lengths, drawn=one, admitted=(admitted,))
+    return (replace(batch, spans=SpanRows.parts(list(span_pieces(spans, 0, 0, tokens)))),)
 
 
 def timed_batch(*, start: int, tokens: int) -> ScheduledBatch:

@@ -55,10 +55,10 @@ from modelserve_worker.startup.memory import (
 )
 from modelserve_worker.startup.memory_report import MemoryReport
 from modelserve_worker.startup.nvml import used_bytes
-from modelserve_worker.startup.profile_steps import heaviest_steps
+from modelserve_worker.startup.profile_steps import heaviest_steps, image_steps
 from modelserve_worker.startup.timed_steps import timed_steps
 from modelserve_worker.step_seconds import StepSeconds
-from modelserve_worker.weights.checkpoint_config import read_architecture, read_weight_format
+from modelserve_worker.weights.checkpoint_config import read_architecture, read_images, read_weight_format
 from modelserve_worker.weights.loader import load_model
 from modelserve_worker.weights.progress import ProgressCallback
 
@@ -100,6 +100,7 @@ def start_rank(
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
     weight_format = read_weight_format(directory)
+    images = read_images(args)
     speculation = inspection.read_speculation(args, architecture)
     geometry = select_geometry(architecture, args, speculation.draft_cache)
     table = kernel_table(found, architecture, geometry, args, weight_format)
@@ -125,8 +126,9 @@ def start_rank(
     phases.end("device")
     placement = Placement(device, compute_dtype(architecture), parallel, weight_format, Operations(table, device))
     model = load_model(
-        architecture, directory, placement, load_format=args.load_format, seed=args.seed, progress=progress
-    )
+        architecture, directory, placement, images=None if images is None else images.architecture,
+        load_format=args.load_format, seed=args.seed, progress=progress,
+    )  # fmt: skip
     if table.on_kernels:  # not before: what loads and joins runs few kernels, and those are here sooner
         kernel_cache.wait_for_compilers(compilers)
     if model.operations.exact:
@@ -302,6 +304,8 @@ def _profile(
     steps = heaviest_steps(args, longest=longest, on_gpu=on_gpu, draft_tokens=drafts, asked=asked)
     if adapters is not None:  # each again with an adapter, whose factors are zeros
         steps += tuple(replace(step, adapters=np.zeros(step.num_requests, dtype=np.int32)) for step in steps)
+    if (embedder := model.image_embedder) is not None:
+        steps += image_steps(args, embedder.images, longest=longest, on_gpu=on_gpu)
     runner.profile(steps)
     if probe is not None:
         settings = inspection.read_rank_settings(

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modelserve import inspection
+from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import WeightFormat
+from modelserve.sizing.media.image_input import ImageInput
 from modelserve_worker.weights.files import InvalidCheckpoint
 
 
@@ -48,6 +50,19 @@ def read_unused_parts(directory: Path, stored: WeightFormat) -> tuple[str, ...]:
     """What the checkpoint states of its quantisation that is not used, a sentence each. Raises as above."""
     with _faults_of_a_checkpoint():
         return inspection.read_unused_parts(directory, stored)
+
+
+def read_images(args: EngineArgs) -> ImageInput | None:
+    """Room for images of a worker with `args`; None: it takes none. Raises InvalidCheckpoint when the config is broken,
+    UnsupportedModel for a model that takes none here, InvalidInput for settings that do not fit it."""
+    try:
+        return inspection.read_images(args)
+    except UnsupportedModel:
+        raise
+    except InvalidInput as error:
+        if error.field == "maxSoftTokens":
+            raise
+        raise InvalidCheckpoint(str(error), field=error.field) from error
 
 
 def read_assistant(directory: Path) -> AssistantArchitecture:

@@ -47,20 +47,21 @@ def own_memory_bytes(ranks: int) -> int:
 
 
 def memory_and_cpu(
-    users: Sides, *, ranks: int, container_memory_bytes: int | None = None, pinned_bytes: int = 0
+    users: Sides, *, ranks: int, container_memory_bytes: int | None = None, pinned_bytes: int = 0, decoders: int = 0
 ) -> dict[str, dict[str, str]]:
     """`requests` and `limits` of a worker's container with the user's own, by resource name.
 
     The user's figures win, but the memory limit on the CPU is `container_memory_bytes`, which the plan divides. A
     default yields to the user's other side: a request to a lower limit, a limit to a higher request. `pinned_bytes`:
-    host memory for cached prefixes, in use from the first eviction on, and no page cache beside it.
+    host memory for cached prefixes, in use from the first eviction on, and no page cache beside it. `decoders`:
+    processors that decode images.
     """
     requests, limits = (dict(users.get(side) or {}) for side in ("requests", "limits"))
     if container_memory_bytes:
         limits["memory"] = str(container_memory_bytes)
-        memory, cpu = container_memory_bytes, 1
+        memory, cpu = container_memory_bytes, 1 + decoders
     else:
-        memory, cpu = own_memory_bytes(ranks), 1 + ranks
+        memory, cpu = own_memory_bytes(ranks), 1 + ranks + decoders
     defaults = {
         "cpu": (cpu, max(CPU_LIMIT, CPU_LIMIT_FACTOR * cpu)),
         "memory": (memory + pinned_bytes, LIMIT_FACTOR * memory + pinned_bytes),
@@ -78,9 +79,9 @@ def complete(requests: dict[str, str], limits: dict[str, str], name: str, *, req
         limits[name] = _larger(str(limit), requests[name])
 
 
-def host_request(users: Sides, *, ranks: int, pinned_bytes: int) -> HostRequest:
+def host_request(users: Sides, *, ranks: int, pinned_bytes: int, decoders: int = 0) -> HostRequest:
     """What a worker on so many GPUs asks of its node."""
-    asked = memory_and_cpu(users, ranks=ranks, pinned_bytes=pinned_bytes)["requests"]
+    asked = memory_and_cpu(users, ranks=ranks, pinned_bytes=pinned_bytes, decoders=decoders)["requests"]
     return HostRequest(int(quantity_value(asked["memory"])), quantity_value(asked["cpu"]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from modelserve_worker.server.bodies.image_parts import for_template
 from modelserve_worker.server.bodies.messages import ONLY_ASSISTANT, Message, MessageToolCall
 from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.json_text import nested_deeper, read_json
@@ -30,6 +31,8 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         where = f"messages.{index}"
         _require_fields_of_role(message, where)
         entry = message.model_dump(include={"role", "content", "name"}, exclude_none=True)
+        if isinstance(message.content, list):
+            entry["content"] = [for_template(part) for part in message.content]
         if message.role in ("assistant", "tool") and message.content is None and not message.tool_calls:
             entry["content"] = ""
         elif message.role == "assistant" and message.content is not None:

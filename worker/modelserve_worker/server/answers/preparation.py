@@ -6,7 +6,7 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,15 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
 from modelserve_worker.request import GRAMMAR_FIELD, Request, SamplingParams, ThinkingBudget
 from modelserve_worker.server.answers.conversation import INSTRUCTIONS, template_messages
+from modelserve_worker.server.answers.prompt_images import PlacedImage, placed_images, sent_images
+from modelserve_worker.server.answers.prompt_tokens import (
+    CONTEXT_CODE,
+    CONTEXT_EXCEEDED,
+    encode,
+    invalid_text,
+    require_in_vocabulary,
+    too_many_tokens,
+)
 from modelserve_worker.server.bodies.protocol import (
     MAX_PROMPTS,
     ChatCompletionRequest,
@@ -25,13 +34,11 @@ from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.state import ServedModel
 from modelserve_worker.text.chat_template import ChatTemplateError
 from modelserve_worker.text.markers import Markers
-from modelserve_worker.text.prompt_encoder import GUARD, InvalidTextError, TooManyTokensError
+from modelserve_worker.text.prompt_encoder import GUARD, InvalidTextError
 from modelserve_worker.text.repetition import RepetitionLimits
 from modelserve_worker.text.reply import PLAIN_TEXT, ReplyFormat
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-CONTEXT_EXCEEDED = "This model's maximum context length is {} tokens."  # OpenAI's words, by which clients fall back
-CONTEXT_CODE = "context_length_exceeded"
 _SEEDS = 1 << 63
 _NO_MARKERS = Markers.of({})
 _TURN = "<|turn>"
@@ -51,6 +58,16 @@ class SequenceSpec:
     grammar_field: str = GRAMMAR_FIELD  # which of its client's fields asked for the grammar, where there is one
     repetition: RepetitionLimits | None = None  # what ends it as a loop
     prompt_only: bool = False  # max_tokens 0: the engine samples one token, and nobody hears of it
+    images: tuple[PlacedImage, ...] = ()  # of its prompt, which become the request's spans before it is sent
+
+
+class _ChatPrompt(NamedTuple):
+    """`checkpoints`: positions at which later requests begin to differ: behind the instructions, where other
+    conversations do, and where the next turn of this one does."""
+
+    token_ids: array[int]
+    checkpoints: tuple[int, ...]
+    images: tuple[PlacedImage, ...]
 
 
 def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[array[int]]:
@@ -59,7 +76,7 @@ def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model
     for prompt in body.prompt:
         if isinstance(prompt, str):
             ends = body.add_special_tokens
-            encoded, _ = _encode(
+            encoded, _ = encode(
                 prompt, model, param="prompt", add_special_tokens=ends, most_tokens=max_model_len, salt=body.cache_salt
             )
             prompts.append(encoded)
@@ -71,14 +88,11 @@ def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model
 
 def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> array[int]:
     """Token ids of the rendered conversation; markers that its texts spell are text. Raises ApiError."""
-    return _chat_prompt(body, model, max_model_len=max_model_len)[0]
+    return _chat_prompt(body, model, max_model_len=max_model_len).token_ids
 
 
-def _chat_prompt(
-    body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int
-) -> tuple[array[int], tuple[int, ...]]:
-    """The same, and at which of its positions later requests begin to differ: behind the instructions, where other
-    conversations do, and where the next turn of this one does."""
+def _chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> _ChatPrompt:
+    """The same, with where it has images and where later requests begin to differ."""
     template = model.text.chat_template
     if template is None:
         raise ApiError(
@@ -91,7 +105,8 @@ def _chat_prompt(
         param = f"chat_template_kwargs.{reserved[0]}"
         raise ApiError(f"{param} is set by the server; remove it", param=param, code="invalid_value")
     if len(body.messages) > max_model_len:  # each has a token at least
-        raise _too_many_tokens(len(body.messages), max_model_len, param="messages")
+        raise too_many_tokens(len(body.messages), max_model_len, param="messages")
+    sent = sent_images(body, model)
     tools = [tool.model_dump(exclude_unset=True) for tool in body.offered_tools]
     guarded = model.text.encoder.guarded
     try:
@@ -104,13 +119,13 @@ def _chat_prompt(
             variables=variables,
         )
     except InvalidTextError as error:
-        raise _invalid_text("messages") from error
+        raise invalid_text("messages") from error
     except ChatTemplateError as error:
         reason = str(error).replace(GUARD, "")
         raise ApiError(f"the chat template refused the messages: {reason}", param="messages") from error
     mark = 0 if body.continue_final_message else template.history_length(messages, text, variables=variables)
     ends = body.add_special_tokens
-    prompt, history = _encode(
+    prompt, history = encode(
         text,
         model,
         param="messages",
@@ -119,10 +134,11 @@ def _chat_prompt(
         mark=mark,
         salt=body.cache_salt,
     )
+    prompt, history, images = placed_images(prompt, history, sent, model.text.vocabulary.ids, most_tokens=max_model_len)
     turns = np.flatnonzero(np.asarray(prompt) == model.text.vocabulary.ids.get(_TURN, -1))
     instructed = bool(tools) or (bool(messages) and messages[0]["role"] in INSTRUCTIONS)
     shared = int(turns[1]) if instructed and len(turns) > 1 else 0
-    return prompt, tuple(sorted({shared, history} - {0, len(prompt)}))
+    return _ChatPrompt(prompt, tuple(sorted({shared, history} - {0, len(prompt)})), images)
 
 
 def completion_sequences(
@@ -160,14 +176,14 @@ def chat_sequences(
     body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
 ) -> list[SequenceSpec]:
     """The n answers to a conversation. Raises ApiError."""
-    prompt, checkpoints = _chat_prompt(body, model, max_model_len=max_model_len)
+    prompt, checkpoints, images = _chat_prompt(body, model, max_model_len=max_model_len)
     asked = body.max_completion_tokens or body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     room = _room(prompt, model_len=max_model_len, asked=asked, param=param, source="messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     predicted = array("i")
     if body.prediction is not None and body.prediction.text:
-        predicted, _ = _encode(
+        predicted, _ = encode(
             body.prediction.text, model, param="prediction.content", add_special_tokens=False,
             most_tokens=max_model_len, salt=body.cache_salt,
         )  # fmt: skip
@@ -185,6 +201,7 @@ def chat_sequences(
         reply_format=_reply_format(body, prompt, model),
         checkpoints=checkpoints,
         predicted=predicted,
+        images=images,
     )
 
 
@@ -262,6 +279,7 @@ def _choices(
     prompt_only: bool = False,
     checkpoints: tuple[int, ...] = (),
     predicted: Sequence[int] = (),
+    images: tuple[PlacedImage, ...] = (),
 ) -> list[SequenceSpec]:
     """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body.
 
@@ -292,6 +310,7 @@ def _choices(
             grammar_field=GRAMMAR_FIELD if grammar is None else grammar.field,
             repetition=None if body.repetition_detection is None else body.repetition_detection.limits(),
             prompt_only=prompt_only,
+            images=images,
         )
         for choice in range(body.n)
     ]
@@ -323,62 +342,6 @@ def _sampling(
         stop_token_ids=tuple(body.stop_token_ids),
         logprobs=logprobs,
     )
-
-
-def _encode(
-    text: str,
-    model: ServedModel,
-    *,
-    param: str,
-    add_special_tokens: bool,
-    most_tokens: int,
-    salt: str | None,
-    mark: int = 0,
-) -> tuple[array[int], int]:
-    """Token ids, and how many of them lie before the character `mark`. Raises ApiError."""
-    try:
-        token_ids, before = model.text.encoder.encode_marked(
-            text,
-            mark,
-            add_special_tokens=add_special_tokens,
-            most_tokens=most_tokens,
-            namespace=f"{model.tenant}\0{salt or ''}",
-        )
-    except InvalidTextError as error:
-        raise _invalid_text(param) from error
-    except TooManyTokensError as error:
-        raise _too_many_tokens(error.at_least, most_tokens, param=param) from error
-    if not token_ids:
-        raise ApiError(f"{param} is empty; it needs at least one token", param=param)
-    # Some checkpoints have tokenizers with added tokens that the model has no embedding for.
-    require_in_vocabulary(token_ids, model, param=param)
-    return token_ids, before
-
-
-def _too_many_tokens(at_least: int, limit: int, *, param: str) -> ApiError:
-    if param == "prediction.content":
-        return ApiError(
-            f"{param} has at least {at_least} tokens; the limit is {limit} tokens. Shorten it",
-            param=param, code=CONTEXT_CODE,
-        )  # fmt: skip
-    return ApiError(
-        f"{CONTEXT_EXCEEDED.format(limit)} The prompt has at least {at_least} tokens. Shorten it",
-        param=param, code=CONTEXT_CODE,
-    )  # fmt: skip
-
-
-def _invalid_text(param: str) -> ApiError:
-    return ApiError(f"{param} holds half of a surrogate pair; send valid Unicode", param=param)
-
-
-def require_in_vocabulary(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:
-    """Raises ApiError for an id that the model has no embedding for."""
-    # Of an array without an object per token; a list may hold what no array does.
-    largest = int(np.max(token_ids)) if isinstance(token_ids, array) else max(token_ids, default=0)
-    if largest >= model.vocab_size:
-        raise ApiError(
-            f"token id {largest} is outside the vocabulary; ids go from 0 to {model.vocab_size - 1}", param=param
-        )
 
 
 def _room(prompt: array[int], *, model_len: int, asked: int | None, param: str, source: str) -> int:

@@ -9,7 +9,8 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from modelserve_worker.server.answers.preparation import chat_prompt, completion_prompts, require_in_vocabulary
+from modelserve_worker.server.answers.preparation import chat_prompt, completion_prompts
+from modelserve_worker.server.answers.prompt_tokens import require_in_vocabulary
 from modelserve_worker.server.bodies.messages import Message
 from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest, TokenIds
 from modelserve_worker.server.bodies.request_model import RequestModel

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from modelserve_worker.server.answers.preparation import CONTEXT_CODE, SequenceSpec, chat_sequences
+from modelserve_worker.server.answers.preparation import SequenceSpec, chat_sequences
+from modelserve_worker.server.answers.prompt_tokens import CONTEXT_CODE
 from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.server.errors.errors import ApiError, from_validation
 from modelserve_worker.server.state import ServedModel

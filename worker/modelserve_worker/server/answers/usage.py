@@ -10,13 +10,15 @@ from modelserve_worker.server.answers.sequences import Reply
 
 
 def usage(specs: Sequence[SequenceSpec], replies: Iterable[Reply], *, n: int) -> dict[str, Any]:
-    """Every prompt counts once, however many answers it has, and so do its tokens that were found in the prefix cache;
+    """Every prompt counts once, however many answers it has, and so do its tokens that were found in the prefix cache,
+    and those that were rows of images;
     every generated token counts, the ending one included. Where tokens were proposed, how many of them are in the
     answers and how many are not."""
     replies = list(replies)
     prompt_tokens = sum(len(spec.request.prompt_token_ids) for spec in specs[::n])
     completion_tokens = sum(reply.num_tokens for reply in replies)
     cached_tokens = sum(reply.cached_tokens for reply in replies if reply.index % n == 0)
+    image_tokens = sum(each.image.soft_tokens for spec in specs[::n] for each in spec.images)
     accepted = sum(reply.accepted_drafts for reply in replies)
     rejected = sum(reply.rejected_drafts for reply in replies)
     proposed = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
@@ -24,7 +26,10 @@ def usage(specs: Sequence[SequenceSpec], replies: Iterable[Reply], *, n: int) ->
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": cached_tokens,
+            **({"image_tokens": image_tokens} if image_tokens else {}),
+        },
         **({"completion_tokens_details": proposed} if accepted + rejected else {}),
     }
 

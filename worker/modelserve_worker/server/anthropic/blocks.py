@@ -41,6 +41,35 @@ class ToolUseBlock(_Block):
     input: dict[str, Any]
 
 
+class Base64Source(RequestModel):
+    """The image itself; its format is read from its bytes, whatever `media_type` says."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+    def address(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(RequestModel):
+    """An address that is not a data: URL is refused."""
+
+    type: Literal["url"]
+    url: str
+
+    def address(self) -> str:
+        return self.url
+
+
+class ImageBlock(_Block):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": self.source.address()}}
+
+
 class ToolResultBlock(_Block):
     """What a call returned."""
 
@@ -54,17 +83,17 @@ class ToolResultBlock(_Block):
         return text_parts(value, ("text",), info)
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | ImageBlock | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
-_MEDIA = ("image", "document", "container_upload", "search_result")
+_MEDIA = ("document", "container_upload", "search_result")
 
 
 def _one_block(value: Any) -> Any:
     for block in value if isinstance(value, list) else ():
         if isinstance(block, dict) and block.get("type") in _MEDIA:
-            raise ValueError(f"content part {block['type']!r} is not supported: this server reads text only")
+            raise ValueError(f"content part {block['type']!r} is not supported: this server reads text and images")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -87,7 +116,11 @@ def chat_messages(messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
     """Chat messages: the results in a message of the user come before what else it says."""
     ready: list[dict[str, Any]] = []
     for message in messages:
-        text = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]
+        text: list[dict[str, Any]] = [
+            {"type": "text", "text": block.text} if isinstance(block, TextBlock) else block.part()
+            for block in message.content
+            if isinstance(block, TextBlock | ImageBlock)
+        ]
         if isinstance(message, UserMessage):
             results = [block for block in message.content if isinstance(block, ToolResultBlock)]
             ready += [{"role": "tool", "tool_call_id": r.tool_use_id, "content": r.content} for r in results]
@@ -98,7 +131,7 @@ def chat_messages(messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
     return ready
 
 
-def _of_assistant(blocks: Sequence[AssistantBlock], text: list[dict[str, str]]) -> dict[str, Any]:
+def _of_assistant(blocks: Sequence[AssistantBlock], text: list[dict[str, Any]]) -> dict[str, Any]:
     said: dict[str, Any] = {"role": "assistant", "content": text or None}
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:

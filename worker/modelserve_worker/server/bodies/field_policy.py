@@ -72,7 +72,7 @@ COMPLETION_FIELDS: Mapping[str, Ignored] = {
 }
 
 CHAT_FIELDS: Mapping[str, Ignored] = {
-    **SHARED_FIELDS,
+    **{name: ignored for name, ignored in SHARED_FIELDS.items() if name != "mm_processor_kwargs"},  # read
     "echo": Ignored(_OFF, (False,)),
     "functions": Ignored(_OFF, ([],)),
     "function_call": Ignored(_OFF, ("none", "auto")),

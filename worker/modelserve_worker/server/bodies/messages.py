@@ -9,6 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from modelserve_worker.server.bodies.field_policy import CALL_FIELDS, MESSAGE_FIELDS, PART_FIELDS
+from modelserve_worker.server.bodies.image_parts import ImageUrlPart
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.bodies.text_content import text_parts
 from modelserve_worker.server.bodies.tools import FunctionName
@@ -52,7 +53,8 @@ class TextPart(RequestModel):
 
 
 class Message(RequestModel):
-    """One message of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts.
+    """One message of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts, and of
+    image_url parts in what the user says.
 
     `reasoning` is the name some clients send `reasoning_content` back under.
     """
@@ -68,10 +70,10 @@ class Message(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart])
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart | ImageUrlPart])
     @classmethod
-    def _text_parts_only(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_parts(value, ("text",), info)
+    def _parts(cls, value: Any, info: ValidationInfo) -> Any:
+        return text_parts(value, ("text",), info, images=info.data.get("role") == "user")
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -36,11 +36,13 @@ _HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}
 
 
 class FieldError(ValueError):
-    """A rule over several fields was broken; `field` is the one to change. Its message names it."""
+    """A rule over several fields was broken; `field` is the one to change. Its message names it. `code` is that of the
+    answer."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.field = field
+        self.code = code
 
 
 class ApiError(Exception):
@@ -104,7 +106,7 @@ def from_validation(error: ValidationError) -> ApiError:
     where = "" if param is None else f"{param}: "  # a rule over several fields names them itself
     if first["type"] == "value_error" and isinstance(fault := first["ctx"]["error"], FieldError):
         at = ".".join([*map(str, first["loc"]), fault.field])
-        return ApiError(str(fault), param=at, code="invalid_value")
+        return ApiError(str(fault), param=at, code=fault.code)
     if first["type"] == "value_error":
         return ApiError(f"{where}{first['ctx']['error']}", param=param, code="invalid_value")
     context = first.get("ctx", {})

@@ -8,7 +8,6 @@ _CHAT_ONLY = "it is a field of /v1/chat/completions"
 _ONE_BACKEND = "there is one way to constrain an answer here; leave it out"
 _NOT_HERE = "the server calls nothing itself; offer a function as a tool"
 _ONE_PLACE = "the server runs where it was deployed; choose by its address"
-_TEXT_ONLY = "this server reads and writes text only"
 _WHITE_SPACE = "white space between the parts of a document is bounded by the server"
 _NOTHING_KEPT = "this server keeps nothing between requests; send the whole conversation"
 
@@ -20,8 +19,8 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "reasoning_effort": _CHAT_ONLY,
     "functions": "use tools",
     "function_call": "use tools, with tool_choice for the request and tool_calls in messages",
-    "audio": _TEXT_ONLY,
-    "image": _TEXT_ONLY,
+    "audio": "this server neither hears nor speaks",
+    "image": "images are parts of messages",
     "verbosity": "the model has no such setting; ask for it in a message",
     "web_search_options": _NOT_HERE,
     "moderation": "this server moderates nothing; ask a model that does",
@@ -42,8 +41,8 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "detokenize": "answers are text; return_tokens_as_token_ids names the tokens of log probabilities",
     "return_token_ids": "return_tokens_as_token_ids names those of log probabilities; /tokenize has those of a prompt",
     "priority": "there is one class of service",
-    "mm_processor_kwargs": _TEXT_ONLY,
-    "media_io_kwargs": _TEXT_ONLY,
+    "mm_processor_kwargs": _CHAT_ONLY,
+    "media_io_kwargs": "images are read in one way; detail and max_soft_tokens say how closely",
     "kv_transfer_params": "caches are not passed between servers",
     "vllm_xargs": "they belong to extensions of another server",
     "chat_template": "the checkpoint's own chat template is used; chat_template_kwargs sets its variables",

@@ -7,13 +7,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from modelserve_worker.server.bodies.field_policy import INPUT_FIELDS
+from modelserve_worker.server.bodies.field_policy import INPUT_FIELDS, PART_FIELDS
+from modelserve_worker.server.bodies.image_parts import Detail
 from modelserve_worker.server.bodies.messages import MAX_CALL_ID_LENGTH
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.bodies.text_content import text_parts
 from modelserve_worker.server.bodies.tools import FunctionName
 
 _TEXT_KINDS = ("input_text", "output_text", "text")
+
+
+class ImageContent(RequestModel):
+    """An image as a part of a message."""
+
+    ignored = PART_FIELDS
+    described_as = "input.content."
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail | None = None
 
 
 class TextContent(RequestModel):
@@ -25,6 +37,16 @@ class TextContent(RequestModel):
 
 def _text_only(value: Any, info: ValidationInfo) -> Any:
     return text_parts(value, _TEXT_KINDS, info)
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image(part: dict[str, Any]) -> dict[str, Any]:
+    read = ImageContent.model_validate(part)
+    address = {"url": read.image_url, **({"detail": read.detail} if read.detail else {})}
+    return {"type": "image_url", "image_url": address}
 
 
 Text = Annotated[
@@ -45,7 +67,15 @@ class _Item(RequestModel):
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text
+    content: str | list[dict[str, Any]]
+
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextContent | ImageContent])
+    @classmethod
+    def _parts(cls, value: Any, info: ValidationInfo) -> Any:
+        """As parts of a chat message, which read images."""
+        if info.data.get("role") != "user" or not isinstance(value, list):
+            return _text_only(value, info)
+        return [_image(part) if _is_image(part) else _text_only([part], info)[0] for part in value]
 
 
 class FunctionCallItem(_Item):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.images import BUDGETS, ImageArchitecture
+from modelserve.sizing.weights.text import element_bytes
+from modelserve.units import MIB
+
+SEGMENT_BYTES = 2 * MIB
 
 
 def embedder_shapes(images: ImageArchitecture, hidden_size: int) -> tuple[tuple[int, ...], ...]:
@@ -13,24 +19,21 @@ def embedder_shapes(images: ImageArchitecture, hidden_size: int) -> tuple[tuple[
     return ((size, width), (size,), (images.positions, 2, size), (hidden_size, size), *norms)
 
 
-def embedder_bytes(images: ImageArchitecture, architecture: ModelArchitecture, *, element_bytes: int) -> int:
-    """Of the weights."""
+def embedder_bytes(images: ImageArchitecture, architecture: ModelArchitecture, *, segments: bool) -> int:
+    """Of the weights; with `segments` as PyTorch's allocator holds them on a GPU, the larger ones in whole segments."""
     total = 0
     for shape in embedder_shapes(images, architecture.hidden_size):
-        count = 1
-        for side in shape:
-            count *= side
-        total += count * element_bytes
+        size = prod(shape) * element_bytes(architecture)
+        total += -(-size // SEGMENT_BYTES) * SEGMENT_BYTES if segments and size > SEGMENT_BYTES // 2 else size
     return total
 
 
-def image_rows_bytes(
-    images: ImageArchitecture, architecture: ModelArchitecture, *, max_num_batched_tokens: int, element_bytes: int
-) -> int:
+def image_rows_bytes(images: ImageArchitecture, architecture: ModelArchitecture, *, max_num_batched_tokens: int) -> int:
     """Of a step all of whose rows are of images: the rows as they come and where they go, and the largest image
     while it is embedded: as bytes, in float32, in the compute type, normed, and some copies of the narrower results."""
-    rows = 2 * max_num_batched_tokens * architecture.hidden_size * element_bytes
+    e = element_bytes(architecture)
+    rows = 2 * max_num_batched_tokens * architecture.hidden_size * e
     packed = min(BUDGETS[-1], max_num_batched_tokens)
-    wide = images.patch_values * (1 + 4 + 2 * element_bytes)
-    narrow = images.embed_size * (4 * element_bytes + 3 * 4)
+    wide = images.patch_values * (1 + 4 + 2 * e)
+    narrow = images.embed_size * (4 * e + 3 * 4)
     return rows + packed * (wide + narrow)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from modelserve.model.images import ImageArchitecture
 from modelserve.units import GIB, MIB
 
 MOST_PER_REQUEST = 64
@@ -27,22 +28,22 @@ DECODER_CPU_SECONDS = 10
 HELD_PIXELS_BYTES = GIB
 """Most that pixels of open requests take in the front end; as much again in each rank, until they are in a step."""
 
+HELD_REQUESTS = 64  # with as many images as they may have
 KNOWN_PIXELS_BYTES = 64 * MIB
 """Pixels of images that were decoded before, so that a known one is not decoded again."""
 
 
 class ImageInput(NamedTuple):
-    """Room for images in a worker: how many of a request, how many soft tokens each, how many values one token is made
-    of."""
+    """Room for images in a worker: how many of a request, how many soft tokens each, and what makes them of patches."""
 
     per_request: int
     max_soft_tokens: int
-    patch_values: int
+    architecture: ImageArchitecture
 
     @property
     def image_bytes(self) -> int:
         """Pixels of the largest image."""
-        return self.max_soft_tokens * self.patch_values
+        return self.max_soft_tokens * self.architecture.patch_values
 
 
 def decode_processes(*, on_cpu: bool) -> int:
@@ -50,17 +51,21 @@ def decode_processes(*, on_cpu: bool) -> int:
     return 1 if on_cpu else 2
 
 
-def held_pixels_bytes(images: ImageInput, *, max_num_seqs: int) -> int:
-    """Pixels that open requests may have in the front end: of a whole step's, within HELD_PIXELS_BYTES, and of one
-    request's at least. What would exceed it is refused (429)."""
-    one = images.per_request * images.image_bytes
-    return max(one, min(max_num_seqs * one, HELD_PIXELS_BYTES))
+def held_pixels_bytes(images: ImageInput) -> int:
+    """Pixels that open requests may have in the front end: of HELD_REQUESTS, within HELD_PIXELS_BYTES, which any one
+    request's fit into. What would exceed it is refused (429)."""
+    return min(HELD_REQUESTS * images.per_request * images.image_bytes, HELD_PIXELS_BYTES)
 
 
-def image_host_bytes(images: ImageInput, *, max_num_seqs: int, ranks: int, on_cpu: bool) -> int:
+def encoded_bytes(per_request: int) -> int:
+    """Of all images of one request as they are sent."""
+    return min(per_request * ENCODED_BYTES, ENCODED_BYTES_OF_REQUEST)
+
+
+def image_host_bytes(images: ImageInput, *, ranks: int, on_cpu: bool) -> int:
     """Host memory of a worker for images: decoders, pixels in front end and ranks, known ones, and a body with images
     while it is read: as bytes, as text and as files."""
-    held = held_pixels_bytes(images, max_num_seqs=max_num_seqs)
-    bodies = 3 * min(images.per_request * ENCODED_BYTES, ENCODED_BYTES_OF_REQUEST)
+    held = held_pixels_bytes(images)
+    bodies = 3 * encoded_bytes(images.per_request)
     decoders = decode_processes(on_cpu=on_cpu) * DECODER_BYTES
     return decoders + (1 + max(1, ranks)) * held + KNOWN_PIXELS_BYTES + bodies

@@ -1,0 +1,51 @@
+"""What a model takes beside text, and what of it a plan has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from modelserve.api.schema_types import ApiModel, Bytes
+from modelserve.model.images import BUDGETS
+from modelserve.sizing.media.image_input import MOST_PER_REQUEST
+
+
+def _budget(value: int) -> int:
+    if value not in BUDGETS:
+        raise ValueError(f"{value} is none of {', '.join(map(str, BUDGETS))}")
+    return value
+
+
+SoftTokens = Annotated[
+    int,
+    Field(ge=BUDGETS[0], le=BUDGETS[-1], json_schema_extra={"enum": list(BUDGETS)}),
+    AfterValidator(_budget),
+]
+
+
+class ImageSpec(ApiModel):
+    """Images of requests."""
+
+    per_request: int = Field(ge=1, le=MOST_PER_REQUEST, description="Images of one request at most.")
+    max_soft_tokens: SoftTokens | None = Field(
+        default=None,
+        description="Rows of a prompt that one image becomes at most: 70, 140, 280, 560 or 1120; left out: 280.",
+    )
+
+
+class ModalitiesSpec(ApiModel):
+    """What requests may hold beside text. Left out, nothing of it is loaded or counted."""
+
+    image: ImageSpec | None = Field(default=None, description="Images; the unified 12B alone sees in this release.")
+
+
+class ImagePlan(ApiModel):
+    """Room for images as planned; a setting that was left out is the plan's."""
+
+    per_request: int = Field(ge=1, le=MOST_PER_REQUEST, description="Images of one request at most.")
+    max_soft_tokens: int = Field(ge=1, le=1120, description="Rows of a prompt that one image becomes at most.")
+    embedder_bytes: Bytes = Field(description="Of what makes rows of patches, on one GPU; a part of weightsBytes.")
+    rows_bytes: Bytes = Field(description="Of a step all of whose rows are images', on one GPU; of activationBytes.")
+    host_bytes: Bytes = Field(description="Of decoding and of pixels, in the pod's request, or in the CPU's container.")
+    decoders: int = Field(ge=1, le=8, description="Images that are decoded at a time, each with a processor.")

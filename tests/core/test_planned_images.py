@@ -1,0 +1,180 @@
+"""spec.modalities.image in plans: what seeing takes of a GPU, of its node and of a container, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelserve.api import ModelServe, PlanStatus
+from modelserve.engine_args import EngineArgs
+from modelserve.errors import InvalidInput
+from modelserve.hardware import CATALOGUE, CPU_PRODUCT
+from modelserve.inspection import inspect_checkpoint, read_images
+from modelserve.model.images import ImageArchitecture
+from modelserve.model.model_facts import ModelFacts
+from modelserve.planning.changes import plan_changes
+from modelserve.planning.engine_settings import engine_args_for, plan_hash
+from modelserve.planning.planner import plan
+from modelserve.planning.pools.host_capacity import HostCapacity
+from modelserve.planning.pools.offers import AcceleratorOffer
+from modelserve.published import published_model, published_uris
+from modelserve.sizing.media.embedder import embedder_bytes, embedder_shapes
+from modelserve.sizing.media.image_input import (
+    DECODER_BYTES,
+    HELD_PIXELS_BYTES,
+    ImageInput,
+    held_pixels_bytes,
+    image_host_bytes,
+)
+from modelserve.units import MIB
+from modelserve_operator.manifests.pod_resources import worker_resources
+
+URI = "hf://google/gemma-4-12B-it"
+SEEN = ImageArchitecture(patch_side=48, embed_size=3840, positions=1120, mutual=True)
+
+
+def _serve(uri: str = URI, **fields: Any) -> ModelServe:
+    document = {
+        "apiVersion": "serving.modelserve.dev/v1alpha1",
+        "kind": "ModelServe",
+        "metadata": {"name": "m"},
+        "spec": {"model": {"uri": uri}, "context": {"maxModelLen": 32768}, **fields},
+    }
+    return ModelServe.parse(document)
+
+
+def _plan(offer: AcceleratorOffer | None = None, uri: str = URI, **fields: Any) -> PlanStatus:
+    facts = published_model(uri)
+    assert facts is not None
+    offers = [offer or AcceleratorOffer(CATALOGUE["NVIDIA-H200"], 8)]
+    return plan(_serve(uri, **fields).spec, facts.architecture, offers, images=facts.images)
+
+
+def _image(per_request: int = 4, **fields: Any) -> dict[str, Any]:
+    return {"image": {"perRequest": per_request, **fields}}
+
+
+def test_which_published_models_see() -> None:
+    """By their facts, which are as they were for those that do not."""
+    for uri in published_uris():
+        facts = published_model(uri)
+        assert facts is not None
+        assert facts.images == (SEEN if "12B" in uri else None)
+        assert ("images" in facts.model_dump_json(by_alias=True)) == ("12B" in uri)
+        assert ModelFacts.model_validate_json(facts.model_dump_json(by_alias=True)) == facts
+
+
+def test_seeing_is_memory_that_the_pool_does_not_get() -> None:
+    bare, sees = _plan(), _plan(modalities=_image())
+    assert bare.images is None
+    assert sees.images is not None
+    assert bare.per_gpu is not None
+    assert sees.per_gpu is not None
+    parameters = 2 * (6912 * 3840 + 3840 + 1120 * 2 * 3840 + 3840 * 3840 + 2 * 6912 + 4 * 3840)
+    facts = published_model(URI)
+    assert facts is not None
+    assert embedder_bytes(SEEN, facts.architecture, segments=False) == parameters
+    assert parameters <= sees.images.embedder_bytes <= parameters + 3 * 2 * MIB
+    assert len(embedder_shapes(SEEN, 3840)) == 10
+    assert sees.per_gpu.weights_bytes == bare.per_gpu.weights_bytes + sees.images.embedder_bytes
+    taken = sees.images.embedder_bytes + sees.images.rows_bytes
+    assert 0 <= bare.per_gpu.kv_pool_bytes - sees.per_gpu.kv_pool_bytes - taken < 128
+    assert (sees.images.per_request, sees.images.max_soft_tokens) == (4, 280)
+    assert "4 images a request of 280 tokens at most take" in (sees.message or "")
+    assert re.search(r"GiB, [\d,]+ tokens of cache, and", sees.message or "")
+    assert "images none -> 4 of 280" in list(plan_changes(bare, sees))
+
+
+def test_workers_are_told_and_nothing_is_said_without() -> None:
+    bare, sees = _plan(), _plan(modalities=_image(2, maxSoftTokens=1120))
+    spec = _serve().spec
+    told = engine_args_for(sees, spec, model_directory="/m")
+    assert (told.images_per_request, told.max_soft_tokens) == (2, 1120)
+    silent = engine_args_for(bare, spec, model_directory="/m").model_dump(exclude_unset=True)
+    assert not {"images_per_request", "max_soft_tokens"} & silent.keys(), "no hash of what is there changes"
+    assert plan_hash(bare, spec) != plan_hash(sees, spec)
+    assert _plan(modalities={}) == bare
+
+
+def test_decoding_is_asked_of_the_node() -> None:
+    bare, sees = _plan(), _plan(modalities=_image(1, maxSoftTokens=1120))
+    assert sees.images is not None
+    asked = [worker_resources({}, each, downloaded_bytes=None)["requests"] for each in (bare, sees)]
+    assert int(asked[1]["memory"]) - int(asked[0]["memory"]) == sees.images.host_bytes > 2 * DECODER_BYTES
+    assert [each["cpu"] for each in asked] == ["2", "4"]
+    small = AcceleratorOffer(CATALOGUE["NVIDIA-H200"], 1, host=HostCapacity(memory_bytes=7 << 30, cpu_millis=64_000))
+    assert _plan(small).accelerator == "NVIDIA-H200"
+    refused = _plan(small, modalities=_image())
+    assert (refused.accelerator, refused.candidates[0].limited_by) == (None, "HostMemory")
+    assert "of it images" in (refused.candidates[0].message or "")
+    assert "with modalities.image left out" in (refused.candidates[0].remedy or "")
+
+
+def test_pixels_of_open_requests_are_bounded_and_hold_those_of_any_one() -> None:
+    one = ImageInput(1, 280, SEEN)
+    assert held_pixels_bytes(one) == 64 * 280 * 6912
+    assert held_pixels_bytes(ImageInput(4, 1120, SEEN)) == HELD_PIXELS_BYTES
+    assert 64 * 1120 * SEEN.patch_values < HELD_PIXELS_BYTES
+    alone, both = (image_host_bytes(one, ranks=ranks, on_cpu=False) for ranks in (1, 2))
+    assert both - alone == held_pixels_bytes(one)
+    assert alone - image_host_bytes(one, ranks=1, on_cpu=True) == DECODER_BYTES
+
+
+def test_steps_hold_an_image() -> None:
+    """A step that nobody gave is as long as an image; one that is given and shorter is refused, with the remedy."""
+    cpu = {"accelerators": {"products": [CPU_PRODUCT]}, "pod": {"resources": {"limits": {"memory": "64Gi"}}}}
+    for tokens, steps in ((280, 512), (1120, 1120)):
+        found = _plan(AcceleratorOffer(CATALOGUE[CPU_PRODUCT], 1), modalities=_image(maxSoftTokens=tokens), **cpu)
+        assert found.engine is not None
+        assert found.engine.max_num_batched_tokens == steps
+        assert found.images is not None
+        assert found.images.decoders == 1
+    asked = worker_resources({}, found, downloaded_bytes=None)["requests"]
+    assert asked["cpu"] == "2"
+    with pytest.raises(InvalidInput, match=r"1120 soft tokens is computed in one step, and a step has 1000 "):
+        _plan(modalities=_image(maxSoftTokens=1120), engine={"maxNumBatchedTokens": 1000})
+    assert _plan(modalities=_image(maxSoftTokens=1120), engine={"maxNumBatchedTokens": 1120}).images is not None
+
+
+@pytest.mark.parametrize("variant", ["E4B", "31B", "26B-A4B"])
+def test_models_with_towers_are_refused_by_name(variant: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"gemma-4-{variant}-it takes no images here: .* the unified 12B alone"):
+        _plan(uri=f"hf://google/gemma-4-{variant}-it", modalities=_image())
+
+
+@pytest.mark.parametrize("image", [{}, {"perRequest": 0}, {"perRequest": 65}, {"perRequest": 1, "maxSoftTokens": 300}])
+def test_what_no_spec_may_say(image: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match=r"modalities\.image\."):
+        _serve(modalities={"image": image})
+
+
+def test_a_container_pays_for_its_decoder_and_an_inspection_tells_that_a_model_sees(unified_files: Path) -> None:
+    facts = inspect_checkpoint(unified_files)
+    assert facts.images is not None
+    assert (facts.images.patch_side, facts.images.embed_size, facts.images.mutual) == (48, 40, True)
+    spec = _serve(accelerators={"products": [CPU_PRODUCT]}, context={"maxModelLen": 512}).spec
+    sees = _serve(
+        accelerators={"products": [CPU_PRODUCT]}, context={"maxModelLen": 512}, modalities=_image(1, maxSoftTokens=70)
+    ).spec
+    offers = [AcceleratorOffer(CATALOGUE[CPU_PRODUCT], 1)]
+    pools = []
+    for each in (spec, sees):
+        found = plan(each, facts.architecture, offers, weight_format=facts.format, images=facts.images)
+        assert found.per_gpu is not None
+        pools.append(found.per_gpu.kv_pool_bytes)
+    assert pools[0] - pools[1] > DECODER_BYTES
+    args = EngineArgs(model=str(unified_files), images_per_request=1, max_soft_tokens=70)
+    assert read_images(args) == ImageInput(1, 70, facts.images)
+
+
+@pytest.fixture
+def unified_files(tmp_path: Path) -> Path:
+    from model_checkpoints import make_unified
+
+    make_unified(tmp_path, seed=1)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "gemma4_unified"
+    return tmp_path

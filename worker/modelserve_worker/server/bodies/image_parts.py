@@ -1,0 +1,97 @@
+"""Parts of a message that are images, as clients send them and as the rest of the server has them.
+
+A part of a chat message that is an image has the type IMAGE, a `url`, and where its client says so a `detail` and
+`max_soft_tokens`, all as text. What the kinds of other media are is known, and that none of them is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from pydantic import Field, ValidationError, ValidationInfo
+
+from modelserve_worker.server.bodies.field_policy import PART_FIELDS
+from modelserve_worker.server.bodies.request_model import RequestModel
+from modelserve_worker.server.errors.errors import FieldError
+
+IMAGE = "image"
+NOT_SERVED = "modality_not_served"
+MOST_IMAGES = 1024  # of one request, before anybody looks at the plan
+_OTHERS = {
+    "input_audio": "audio", "audio_url": "audio", "audio": "audio", "video_url": "video", "input_video": "video",
+    "video": "video", "file": "files", "input_file": "files", "document": "documents",
+}  # fmt: skip
+_KINDS = ("image_url", "input_image", IMAGE)
+
+Detail = Literal["low", "auto", "high"]
+SoftTokens = Literal[70, 140, 280, 560, 1120]
+
+
+class ImageUrl(RequestModel):
+    """Where an image is, and how closely the model looks: `detail` low is 70 soft tokens, auto 280, high 1,120;
+    `max_soft_tokens` names them."""
+
+    url: str
+    detail: Detail | None = None
+    max_soft_tokens: SoftTokens | None = None
+
+    def part(self) -> dict[str, str]:
+        named = {"detail": self.detail, "max_soft_tokens": self.max_soft_tokens and str(self.max_soft_tokens)}
+        return {"type": IMAGE, "url": self.url, **{name: value for name, value in named.items() if value}}
+
+
+class ImageUrlPart(RequestModel):
+    """A part of a chat message that is an image, as it is documented."""
+
+    ignored = PART_FIELDS
+    described_as = "messages.content."
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class MediaSettings(RequestModel):
+    """vLLM's name for what counts for all images of a request."""
+
+    max_soft_tokens: SoftTokens | None = Field(default=None, description="soft tokens of an image at most")
+
+
+class _Message(Protocol):
+    @property
+    def content(self) -> str | Sequence[Mapping[str, str]] | None: ...
+
+
+def image_part(part: Mapping[str, Any], index: int, info: ValidationInfo) -> dict[str, str]:
+    """An image_url part as the server has it. Raises FieldError."""
+    try:
+        return ImageUrlPart.model_validate(part, context=info.context).image_url.part()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        at = ".".join(map(str, (index, *first["loc"])))
+        raise FieldError(at, f"content part {at}: {first['msg']}") from error
+
+
+def refuse_media(kind: Any, index: int) -> None:
+    """Raise FieldError for a part that is no text, where it is of a known kind."""
+    if kind in _KINDS:
+        raise FieldError(
+            str(index),
+            f"content part {kind!r} is not supported here: messages of the user alone have images",
+            NOT_SERVED,
+        )
+    if kind in _OTHERS:
+        raise FieldError(str(index), f"content part {kind!r}: this server takes no {_OTHERS[kind]}", NOT_SERVED)
+
+
+def image_parts(messages: Sequence[_Message]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Every image of a conversation with its place in the body, in order."""
+    for number, message in enumerate(messages):
+        for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part["type"] == IMAGE:
+                yield f"messages.{number}.content.{index}", part
+
+
+def for_template(part: Mapping[str, str]) -> Mapping[str, str]:
+    """What a chat template sees of a part: of an image, that there is one."""
+    return {"type": IMAGE} if part["type"] == IMAGE else part
