@@ -55,9 +55,7 @@ NOT_OF_EVERY_SUITE = {  # rules for what happens seldom, and in no test of this 
         for verb in ("get", "watch", "patch", "delete")
     ),
     ("gateway.networking.k8s.io", "referencegrants", "watch"),  # likewise
-    *(("serving.modelserve.dev", "modeladapters", verb) for verb in ("get", "patch")),
-    ("serving.modelserve.dev", "modeladapters/status", "patch"),
-    *(("", "secrets", verb) for verb in ("get", "patch")),  # the operator's own, of adapters
+    ("serving.modelserve.dev", "modeladapters", "get"),  # where one has changed while it was to be patched
     ("", "pods", "patch"),  # where a node is drained under onEviction SurgeFirst
     ("", "pods", "get"),  # where one has changed while it was to be patched
     ("", "events", "list"),  # where a pod hangs before its containers begin, or a Job gets none
