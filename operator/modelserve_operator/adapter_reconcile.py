@@ -37,15 +37,20 @@ class AdapterReconciler:
     async def reconcile(self, key: Key) -> float | None:
         """Bring the adapters of one ModelServe a step nearer to their specs.
 
-        Returns seconds until workers are asked again; None where no adapter refers to the ModelServe. A write that
-        failed is raised in the end, for the queue to back off.
+        Returns seconds until workers are asked again; None where no adapter refers to the ModelServe, whose pods find
+        by whose key they take some before there are any. A write that failed is raised in the end, for the queue to
+        back off.
         """
         snapshot = await self._gatherer.observe(key)
-        if not snapshot.adapters:
-            metrics.forget_adapters(key)
-            return None
         decision = decide(snapshot, self._rules)
         writer = AdapterWriter(self._applier, self._statuses, decision)
+        if not snapshot.adapters:
+            metrics.forget_adapters(key)
+            if snapshot.config_map is None:  # one that is there may have a set that we have not read yet
+                await writer.write_set(decision)
+            if writer.failures:
+                raise writer.failures[0]
+            return None
         not_held = await writer.hold()
         if len(decision.unheld) > len(not_held):
             return 0.0  # those that are held are other objects now, which are decided on anew

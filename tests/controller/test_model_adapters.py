@@ -6,6 +6,7 @@ Workers are fakes that take whole sets, as the real ones do.
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -69,6 +70,23 @@ def test_an_adapter_is_loaded_on_every_worker_and_what_it_changes_is_shown(fleet
     assert all(worker.weights("legal") == {"hf://team/legal": 100} for worker in fleet.workers.values())
     assert [each["type"] for each in status["conditions"]] == ["Ready", "Accepted"], "kstatus: nothing is on its way"
     assert any(event["involvedObject"]["kind"] == "ModelAdapter" for event in world.cluster.events)
+
+
+def test_pods_with_room_find_whose_key_they_take_sets_by_before_there_is_an_adapter(fleet, world) -> None:
+    """The kubelet brings what comes later to pods that run after a minute and more. A set that is there stays."""
+    (before,) = [each for each in world.cluster.of(CONFIG_MAP) if each["metadata"]["name"] == "tiny-adapters"]
+    assert json.loads(before["data"]["adapters.json"]) == {"adapters": []}
+    assert before["data"]["management-keys"].startswith("sha256:")
+    assert fleet.workers == {}, "nobody is asked before there is one"
+    world.rest()
+    world.restart_operator()
+    wait(world, seconds=61.0)
+    assert world.rest() == []
+    world.cluster.remove(CONFIG_MAP, "ml", "tiny-adapters")
+    world.settle()
+    assert [each["data"] for each in world.cluster.of(CONFIG_MAP) if each["metadata"]["name"] == "tiny-adapters"] == [
+        before["data"]
+    ]
 
 
 def test_at_rest_nothing_is_written_and_no_worker_is_told(fleet, world) -> None:

@@ -66,10 +66,14 @@ class AdapterGatherer:
         self._refused: dict[tuple[str, int], tuple[str, Problem]] = {}  # likewise, and what it said of it
 
     def targets(self) -> dict[Key, list[Body]]:
-        """ModelAdapters by the ModelServe that they refer to, which need not exist."""
-        changes = self._store.changes(MODEL_ADAPTER)
+        """ModelAdapters by the ModelServe that they refer to, which need not exist; ModelServes with room for adapters
+        are there before any refers to them."""
+        changes = *self._store.changes(MODEL_ADAPTER), *self._store.changes(MODEL_SERVE)
         if self._targets is None or self._targets[0] != changes:
             found: dict[Key, list[Body]] = defaultdict(list)
+            for body in self._store.all(MODEL_SERVE):
+                if (body.get("spec") or {}).get("adapters") is not None:
+                    found[Key(*key_of(body))] = []
             for body in self._store.all(MODEL_ADAPTER):
                 if (target := target_of(body)) is not None:
                     found[target].append(body)
@@ -90,9 +94,9 @@ class AdapterGatherer:
         if model_serve is not None and model_serve["metadata"].get("deletionTimestamp"):
             model_serve = None
         spec = _spec(model_serve) if model_serve is not None else None
-        manages = bool(bodies) and spec is not None and spec.adapters is not None
+        manages = spec is not None and spec.adapters is not None
         worker_key = await self._keys.of(model_serve["metadata"]["uid"]) if model_serve and manages else ""
-        pods = self._pods(key) if manages else []
+        pods = self._pods(key) if manages and bodies else []
         return AdapterSnapshot(
             key=key,
             adapters=tuple([await self._adapter(body) for body in bodies]),
