@@ -51,6 +51,7 @@ _CONTEXT = Rule("modelserve.planning.evaluation:_unservable", "ContextLength")
 _FORMATS = Rule("modelserve.planning.evaluation:_unservable", "ComputeCapability")
 _MEMORY = Rule("modelserve.planning.evaluation:evaluate", "Memory")
 _CPUS = Rule("modelserve.planning.evaluation:architecture_problem", "Architecture")
+_IMAGES = Rule("modelserve.planning.media.images:image_input")
 _ADAPTERS = Rule("modelserve.api.model_adapter:AdaptersSpec")
 _ENGINE_RULES = Rule("modelserve.api.spec:EngineSpec")
 
@@ -94,6 +95,17 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
     (_CORE + "engine_args:EngineArgs._adaptable", "ValueError"): (1, _ADAPTERS),
     (_CORE + "engine_args:EngineArgs._holds_slots", "ValueError"): (1, _ADAPTERS),
+    (_CORE + "engine_args:EngineArgs._budget", "ValueError"): (1, Rule("modelserve.api.media.modalities:ImageSpec")),
+    (_CORE + "inspection:read_images", "InvalidInput"): (1, _IMAGES),
+    (_CORE + "inspection:read_images", "UnsupportedModel"): (1, _IMAGES),
+    (_CORE + "model.images:ImageArchitecture.from_config", "InvalidInput"): (2, _IMAGES),
+    (_CORE + "model.images:ImageArchitecture.from_config", "UnsupportedModel"): (3, _IMAGES),
+    (_WORKER + "weights.checkpoint_config:read_images", "InvalidCheckpoint"): (1, _IMAGES),
+    (_WORKER + "weights.checkpoint_config:read_images", "again"): (2, _IMAGES),
+    (
+        _WORKER + "__main__:_images",
+        "TerminalError.of_input if of_settings else TerminalError.of_checkpoint",
+    ): (1, _IMAGES),
     # Files of adapters: a worker reads them once it serves.
     (_CORE + "model.adapters.binding:_bind", "UnsupportedModel"): (5, _ADAPTER),
     (_CORE + "model.adapters.binding:_bind_stacked", "UnsupportedModel"): (1, _ADAPTER),
@@ -261,7 +273,13 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "scheduling.admission:Admission.validate", "InvalidInput"): (4, _REQUEST),
     (_WORKER + "scheduling.adapter_slots:AdapterSlotTable.check", "InvalidInput"): (1, _REQUEST),
     (_WORKER + "scheduling.pages.arena:PageArena.allocate", "OutOfPagesError"): (1, _REQUEST),
-    (_WORKER + "scheduling.prompt_spans:check_spans", "InvalidInput"): (4, _REQUEST),
+    (_WORKER + "scheduling.prompt_spans:check_spans", "InvalidInput"): (3, _REQUEST),
+    (_WORKER + "media.decode_pool:DecodePool._pixels", "MediaUndecodable"): (1, _REQUEST),
+    (_WORKER + "media.decode_pool:DecodePool._pixels", "self._too_much_memory"): (1, _REQUEST),
+    (_WORKER + "media.decode_pool:DecodePool._started", "EOFError"): (1, _REQUEST),
+    (_WORKER + "media.decode_pool:DecodePool.decode", "again"): (1, _REQUEST),
+    (_WORKER + "media.decode_pool:DecodePool.decode", "self._verdict"): (1, _REQUEST),
+    (_WORKER + "media.decode_pool:_Decoder.decode", "TimeoutError"): (1, _REQUEST),
     (_WORKER + "scheduling.scheduler:Scheduler.add", "InvalidInput"): (1, _REQUEST),
     (_WORKER + "server.http.authentication:ApiKeys.__init__", "InvalidInput"): (1, _FILES),
     (_WORKER + "server.http.authentication:_read", "ValueError"): (1, _FILES),
