@@ -66,26 +66,32 @@ class AdapterGatherer:
         self._refused: dict[tuple[str, int], tuple[str, Problem]] = {}  # likewise, and what it said of it
 
     def targets(self) -> dict[Key, list[Body]]:
-        """ModelAdapters by the ModelServe that they refer to, which need not exist; ModelServes with room for adapters
-        are there before any refers to them."""
-        changes = *self._store.changes(MODEL_ADAPTER), *self._store.changes(MODEL_SERVE)
+        """ModelAdapters by the ModelServe that they refer to, which need not exist."""
+        changes = self._store.changes(MODEL_ADAPTER)
         if self._targets is None or self._targets[0] != changes:
             found: dict[Key, list[Body]] = defaultdict(list)
-            for body in self._store.all(MODEL_SERVE):
-                if (body.get("spec") or {}).get("adapters") is not None:
-                    found[Key(*key_of(body))] = []
             for body in self._store.all(MODEL_ADAPTER):
                 if (target := target_of(body)) is not None:
                     found[target].append(body)
             self._targets = changes, dict(found)
         return self._targets[1]
 
+    def model_serves(self) -> frozenset[Key]:
+        """Every ModelServe that adapters refer to, or that has room for some."""
+        served = (Key(*key_of(body)) for body in self._store.all(MODEL_SERVE))
+        return frozenset(self.targets()) | frozenset(filter(self._has_room, served))
+
     def concerned(self, heard: Heard) -> frozenset[Key]:
         """ModelServes whose adapters what was heard may concern."""
         referred = self.targets()
-        named = frozenset(key for key in heard.keys if key in referred)
+        named = frozenset(key for key in heard.keys if key in referred or self._has_room(key))
         granted = frozenset(key for key in referred if key.namespace in heard.granting) if heard.granting else named
         return heard.adapters | named | granted
+
+    def _has_room(self, key: Key) -> bool:
+        """As an (unvalidated) spec says."""
+        spec = (self._store.get(MODEL_SERVE, *key) or {}).get("spec")
+        return isinstance(spec, Mapping) and spec.get("adapters") is not None
 
     async def observe(self, key: Key) -> AdapterSnapshot:
         """Everything that bears on the adapters of a ModelServe. Raises KubeError."""

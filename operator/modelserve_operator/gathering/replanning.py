@@ -47,7 +47,7 @@ class Replanning:
             self._queue.add(key, ahead=False)
         if self._adapters is not None:
             gatherer, queue = self._adapters
-            for key in gatherer.targets():
+            for key in gatherer.model_serves():
                 queue.add(key, ahead=False)
 
     def _queue_concerned(self) -> None:
