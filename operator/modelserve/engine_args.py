@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from modelserve.model.images import BUDGETS, DEFAULT_BUDGET
+from modelserve.model.images import BUDGETS, DEFAULT_BUDGET, trained_budget
 from modelserve.model.weight_format import TextLinear
 from modelserve.releases import release_number
 from modelserve.sizing.adapters import (
@@ -229,9 +229,7 @@ class EngineArgs(BaseModel):
     @field_validator("max_soft_tokens", mode="after")
     @classmethod
     def _budget(cls, value: int) -> int:
-        if value not in BUDGETS:
-            raise ValueError(f"{value} is none of the models' budgets, {', '.join(map(str, BUDGETS))}")
-        return value
+        return trained_budget(value)
 
     @field_validator("lora_targets", mode="after")
     @classmethod

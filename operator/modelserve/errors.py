@@ -37,5 +37,5 @@ class DoesNotFit(ModelServeError):  # noqa: N818 - reads as the reason it states
 
 def first_fault(error: ValidationError) -> tuple[str, str]:
     """Dotted path, "" where it is the whole document, and message of the first of what a model found wrong."""
-    first = error.errors()[0]
+    first = error.errors(include_url=False)[0]
     return ".".join(str(part) for part in first["loc"]), first["msg"]

@@ -106,6 +106,17 @@ class AdapterFleet:
             raise WorkerRefusedError(401, "the API key is none of this server's keys")
 
 
+def fleet_of_two(world: Any, spec: Body, facts: Any, *, room: int) -> AdapterFleet:
+    """Two ready workers of `tiny`, with room for so many versions, in a cluster with the CRD."""
+    world.serve(MODEL_ADAPTER)
+    made = AdapterFleet(world.cluster, limit=room)
+    world.create({**spec, "replicas": 2, "adapters": {"max": room}})
+    world.cluster.end_job(message=facts.model_dump_json(by_alias=True))
+    world.settle()
+    world.make_ready()
+    return made
+
+
 def adapter(world: Any, name: str, *, namespace: str = "ml", model: str = "tiny", **spec: Any) -> None:
     """Create a ModelAdapter, as kubectl would."""
     reference = {"name": model, **({"namespace": "ml"} if namespace != "ml" else {})}

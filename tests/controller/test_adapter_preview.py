@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from adapter_workers import AdapterFleet, adapter, ready, shown, wait
+from adapter_workers import AdapterFleet, adapter, fleet_of_two, ready, shown, wait
 
 from modelserve.api.model_adapter import ModelAdapterSpec
 from modelserve.cli.adapter_preview import AdapterSurroundings, adapter_preview, target_of
@@ -23,15 +23,9 @@ GRANT = {
 
 @pytest.fixture
 def fleet(world, tiny_spec, tiny_facts) -> AdapterFleet:
-    """Two ready workers of `tiny`, with room for three versions."""
-    world.serve(MODEL_ADAPTER)
+    """Of a ModelServe with room for three versions."""
     world.serve(REFERENCE_GRANT)
-    made = AdapterFleet(world.cluster, limit=3)
-    world.create({**tiny_spec, "replicas": 2, "adapters": {"max": 3}})
-    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
-    world.settle()
-    world.make_ready()
-    return made
+    return fleet_of_two(world, tiny_spec, tiny_facts, room=3)
 
 
 def _preview(world: Any, name: str, *, namespace: str = "ml", **spec: Any) -> tuple[list[str], bool]:

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 import pytest
-from adapter_workers import AdapterFleet, adapter, edit, message, ready, shown, wait
+from adapter_workers import AdapterFleet, adapter, edit, fleet_of_two, message, ready, shown, wait
 
 from modelserve.api.model_adapter import ModelAdapterSpec
 from modelserve.errors import InvalidInput
@@ -41,14 +41,8 @@ GRANT = {
 
 @pytest.fixture
 def fleet(world, tiny_spec, tiny_facts) -> AdapterFleet:
-    """Two ready workers of `tiny`, with room for 60 versions, in a cluster with the CRD."""
-    world.serve(MODEL_ADAPTER)
-    made = AdapterFleet(world.cluster, limit=60)
-    world.create({**tiny_spec, "replicas": 2, "adapters": {"max": 60}})
-    world.cluster.end_job(message=tiny_facts.model_dump_json(by_alias=True))
-    world.settle()
-    world.make_ready()
-    return made
+    """Of a ModelServe with room for 60 versions."""
+    return fleet_of_two(world, tiny_spec, tiny_facts, room=60)
 
 
 def _create(world: Any, *names: str, **spec: Any) -> None:

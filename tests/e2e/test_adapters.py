@@ -107,8 +107,6 @@ def served(cluster: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     _write(folder)
     for directory in (TRAINED.with_name(MODEL), folder):
         upload_checkpoint(cluster, NAMESPACE, directory)
-    # A worker that starts beside an adapter knows the operator's key at once, others once the node has brought it.
-    cluster.kubectl.within(NAMESPACE).apply(_adapter(FIRST))
     made = apply_example(
         cluster, NAMESPACE, "adapted", model={"uri": f"pvc://weights/{MODEL}"}, context={"maxModelLen": 1024},
         replicas=REPLICAS, adapters={"max": ROOM, "rank": 4},

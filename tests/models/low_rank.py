@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from modelserve.model.architecture import ModelArchitecture
@@ -71,15 +71,3 @@ def write_adapter(factors: Factors, directory: Path, *, base: str, rank: int, al
     path = directory / "adapter_model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     return path.stat().st_size
-
-
-def read_adapter(directory: Path) -> tuple[Factors, float]:
-    """Factors in float32 and their scale, of what `write_adapter` wrote."""
-    config = json.loads((directory / "adapter_config.json").read_text())
-    tensors = load_file(directory / "adapter_model.safetensors")
-    names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors}
-    factors = {
-        name: (tensors[f"{PREFIX}{name}.lora_A.weight"].float(), tensors[f"{PREFIX}{name}.lora_B.weight"].float())
-        for name in sorted(names)
-    }
-    return factors, config["lora_alpha"] / config["r"]

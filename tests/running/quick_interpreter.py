@@ -107,7 +107,7 @@ def _block_type(self: Any, element_ty: Any, shape: Any) -> None:
         found = _SHAPES[key] = _Shape(self.shape, self.numel, str(self.shape), of_value, core.constexpr(self.numel))
     self.element_ty, self.shape, self.numel = element_ty, found.of_type, found.elements
     self.name = f"<{found.text}, {element_ty}>"
-    self._of_value = found
+    self._common = found
 
 
 _NO_SHAPE = core.tuple([])
@@ -117,7 +117,7 @@ _ONE = core.constexpr(1)
 def _value(self: Any, handle: Any, type: Any) -> None:  # noqa: A002 - as Triton names it
     self.handle, self.type, self.dtype = handle, type, type.scalar
     if type.is_block():
-        self.shape, self.numel = type._of_value.of_value, type._of_value.elements_of_value
+        self.shape, self.numel = type._common.of_value, type._common.elements_of_value
     else:
         self.shape, self.numel = _NO_SHAPE, _ONE
 

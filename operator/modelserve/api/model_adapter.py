@@ -24,7 +24,7 @@ from modelserve.api.schema_types import (
     cel_rules,
 )
 from modelserve.api.unknown_fields import without_unknown
-from modelserve.errors import InvalidInput
+from modelserve.errors import InvalidInput, first_fault
 from modelserve.model.adapters.addresses import BUCKET_ADDRESS, CLAIM_ADDRESS, HUB, HUB_ADDRESS, MOST_NAME, SERVED_NAME
 from modelserve.model.weight_format import TextLinear
 from modelserve.sizing.adapters import MOST_ADAPTERS, MOST_RANK, MOST_SLOTS
@@ -185,9 +185,9 @@ class ModelAdapterSpec(ApiModel):
         try:
             return cls.model_validate_json(json.dumps(known), strict=True, by_alias=True, by_name=False), unknown
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, ("spec", *first["loc"])))
-            raise InvalidInput(f"{field}: {first['msg'].removeprefix('Value error, ')}", field=field) from error
+            path, message = first_fault(error)
+            field = ".".join(filter(None, ("spec", path)))
+            raise InvalidInput(f"{field}: {message.removeprefix('Value error, ')}", field=field) from error
 
 
 class AdapterVersion(ApiModel):

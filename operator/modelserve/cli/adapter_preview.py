@@ -13,7 +13,7 @@ from modelserve.api import ModelServe, ModelServeSpec
 from modelserve.api.model_adapter import ADAPTER_KIND, ModelAdapterSpec
 from modelserve.api.modelserve import KIND
 from modelserve.errors import InvalidInput
-from modelserve.model.adapters.addresses import CLAIM, HUB
+from modelserve.model.adapters.addresses import CLAIM, HUB, default_revision
 from modelserve.planning.engine_settings import served_name
 from modelserve.reference_grant import grants
 
@@ -96,7 +96,7 @@ def _loaded(spec: ModelAdapterSpec, around: AdapterSurroundings, *, most: int) -
     taken = [each for each in around.others if _taken(each)]
     held = sum(1 + _in_rollout(each) for each in taken)
     active = ((around.live or {}).get("status") or {}).get("activeVersion") or {}
-    if active and _version(active) == (spec.uri, spec.revision or _default(spec.uri)):
+    if active and _version(active) == (spec.uri, spec.revision or default_revision(spec.uri)):
         yield f"Nothing is loaded: {spec.uri} is what serves."
         return
     if active and held + 2 > most:
@@ -149,8 +149,4 @@ def _age(body: Body) -> tuple[str, str, str]:
 
 
 def _version(shown: Body) -> tuple[str, str | None]:
-    return str(shown["uri"]), shown.get("revision") or _default(str(shown["uri"]))
-
-
-def _default(uri: str) -> str | None:
-    return "main" if uri.startswith(HUB) else None
+    return str(shown["uri"]), shown.get("revision") or default_revision(str(shown["uri"]))

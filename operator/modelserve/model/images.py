@@ -14,6 +14,15 @@ BUDGETS = (70, 140, 280, 560, 1120)
 """Soft tokens that an image may become at most: what the models were trained with."""
 
 DEFAULT_BUDGET = 280
+
+
+def trained_budget(soft_tokens: int) -> int:
+    """It, where the models know it. Raises ValueError, for pydantic."""
+    if soft_tokens not in BUDGETS:
+        raise ValueError(f"{soft_tokens} is none of the models' budgets, {', '.join(map(str, BUDGETS))}")
+    return soft_tokens
+
+
 UNIFIED = ("gemma4_unified",)
 _SERVED = "this release takes images with the unified 12B (gemma4_unified) alone; leave modalities out for text"
 

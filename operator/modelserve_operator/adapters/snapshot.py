@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from modelserve.api import ModelServeSpec
 from modelserve.api.model_adapter import ModelAdapterSpec
-from modelserve.errors import InvalidInput
+from modelserve.errors import InvalidInput, first_fault
 from modelserve_operator import labels
 from modelserve_operator.adapters.reasons import AdapterReason
 from modelserve_operator.process.work_queue import Key
@@ -69,8 +69,8 @@ def loaded_of(document: object) -> tuple[Loaded, ...]:
     try:
         return tuple(map(Loaded.model_validate, entries[:MOST_REPORTED]))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"its answer: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        field, message = first_fault(error)
+        raise ValueError(f"its answer: {field}: {message}") from error
 
 
 def names_versions(document: object) -> bool:

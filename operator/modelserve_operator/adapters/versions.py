@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from modelserve.api.model_adapter import AdapterVersion, ModelAdapterSpec
 from modelserve.api.unknown_fields import without_unknown
-from modelserve.model.adapters.addresses import HUB
+from modelserve.model.adapters.addresses import default_revision
 from modelserve_operator import labels
 from modelserve_operator.adapters.snapshot import BROKEN, Adapter, AdapterSnapshot
 
@@ -30,7 +30,7 @@ class Version:
     @property
     def id(self) -> str:
         """Equal for what is the same: the Hub's revision is main where none is named."""
-        revision = self.revision or ("main" if self.uri.startswith(HUB) else "")
+        revision = self.revision or default_revision(self.uri) or ""
         return labels.short_hash([self.uri, revision])
 
 

@@ -95,7 +95,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
     (_CORE + "engine_args:EngineArgs._adaptable", "ValueError"): (1, _ADAPTERS),
     (_CORE + "engine_args:EngineArgs._holds_slots", "ValueError"): (1, _ADAPTERS),
-    (_CORE + "engine_args:EngineArgs._budget", "ValueError"): (1, Rule("modelserve.api.media.modalities:ImageSpec")),
+    (_CORE + "model.images:trained_budget", "ValueError"): (1, Rule("modelserve.api.media.modalities:ImageSpec")),
     (_CORE + "inspection:read_images", "InvalidInput"): (1, _IMAGES),
     (_CORE + "inspection:read_images", "UnsupportedModel"): (1, _IMAGES),
     (_CORE + "model.images:ImageArchitecture.from_config", "InvalidInput"): (2, _IMAGES),

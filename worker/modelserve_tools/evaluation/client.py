@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from modelserve.errors import first_fault
 from modelserve_tools.evaluation.exercise import Exercise
 from modelserve_tools.evaluation.replies import (
     SHOWN_CHARACTERS,
@@ -160,9 +161,8 @@ def _parsed(response: httpx.Response, body_type: type[Body]) -> Body:
     try:
         return body_type.model_validate_json(response.content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "body"
-        what = f"{response.request.url} answered no {body_type.__name__}: {where}: {first['msg']}"
+        field, message = first_fault(error)
+        what = f"{response.request.url} answered no {body_type.__name__}: {field or 'body'}: {message}"
         raise EndpointError(f"{what}; it starts {response.text[:SHOWN_CHARACTERS]!r}") from error
 
 

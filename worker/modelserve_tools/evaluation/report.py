@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
+from modelserve.errors import first_fault
 from modelserve_tools.evaluation.columns import Row, columns
 from modelserve_tools.evaluation.intervals import wilson_interval
 
@@ -97,9 +98,8 @@ def read_report(path: Path) -> Report:
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}; name a file that --json wrote") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "document"
-        raise ReportError(f"{path}: {where}: {first['msg']}; name a file that --json wrote") from error
+        field, message = first_fault(error)
+        raise ReportError(f"{path}: {field or 'document'}: {message}; name a file that --json wrote") from error
 
 
 def report_table(report: Report) -> str:

@@ -54,9 +54,9 @@ class Experts(nn.Module):
     """gate_up [E, 2 * width / size, H] (gate rows first) and down [E, H, width / size].
 
     Few rows find their experts' matrices by themselves where the device has kernels for that, and none of them has an
-    adapter of experts. Otherwise rows are sorted
-    by expert and go through two grouped products. No shape depends on what was chosen, and on a GPU no expert count
-    leaves the device, so that a step can be captured. A CPU reads the counts, expert by expert.
+    adapter of experts. Otherwise rows are sorted by expert and go through two grouped products. No shape depends on
+    what was chosen, and on a GPU no expert count leaves the device, so that a step can be captured. A CPU reads the
+    counts, expert by expert.
     """
 
     def __init__(self, architecture: ModelArchitecture, placement: Placement) -> None:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from modelserve.model.images import resized
+from modelserve.model.images import resized, soft_tokens
 from modelserve.sizing.media.image_input import (
     ENCODED_BYTES,
     HELD_PIXELS_BYTES,
@@ -74,9 +74,10 @@ class ImageReader:
                 f"the image is {header.width} x {header.height}, {header.pixels} pixels; the limit is {MOST_PIXELS}: "
                 "send it smaller, the model sees no more than 2.6 million of them"
             )
-        height, width = resized(*header.turned, budget=budget, patch_side=self._side)
+        made = {"budget": budget, "patch_side": self._side}
+        height, width = resized(*header.turned, **made)
         digest = hashlib.sha256(hashlib.sha256(data).digest() + f"image {budget} {PREPROCESSOR}".encode()).digest()
-        tokens = height * width // self._side**2
+        tokens = soft_tokens(*header.turned, **made)
         return SentImage(data, DecodeOrder(*header, height, width), tokens, digest[:KEY_BYTES])
 
     async def read(self, image: SentImage, namespace: str) -> ImagePatches:

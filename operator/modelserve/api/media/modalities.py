@@ -7,20 +7,13 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from modelserve.api.schema_types import ApiModel, Bytes
-from modelserve.model.images import BUDGETS
+from modelserve.model.images import BUDGETS, trained_budget
 from modelserve.sizing.media.image_input import MOST_PER_REQUEST
-
-
-def _budget(value: int) -> int:
-    if value not in BUDGETS:
-        raise ValueError(f"{value} is none of {', '.join(map(str, BUDGETS))}")
-    return value
-
 
 SoftTokens = Annotated[
     int,
     Field(ge=BUDGETS[0], le=BUDGETS[-1], json_schema_extra={"enum": list(BUDGETS)}),
-    AfterValidator(_budget),
+    AfterValidator(trained_budget),
 ]
 
 
@@ -44,7 +37,7 @@ class ImagePlan(ApiModel):
     """Room for images as planned; a setting that was left out is the plan's."""
 
     per_request: int = Field(ge=1, le=MOST_PER_REQUEST, description="Images of one request at most.")
-    max_soft_tokens: int = Field(ge=1, le=1120, description="Rows of a prompt that one image becomes at most.")
+    max_soft_tokens: int = Field(ge=1, le=BUDGETS[-1], description="Rows of a prompt that one image becomes at most.")
     embedder_bytes: Bytes = Field(description="Of what makes rows of patches, on one GPU; a part of weightsBytes.")
     rows_bytes: Bytes = Field(description="Of a step all of whose rows are images', on one GPU; of activationBytes.")
     host_bytes: Bytes = Field(description="Of decoding and of pixels, in the pod's request, or in the CPU's container.")

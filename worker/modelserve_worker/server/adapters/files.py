@@ -115,6 +115,11 @@ def _digest_file(
     return found.st_size, _stamp(found)
 
 
+def first_names(names: Sequence[str]) -> str:
+    """Of many, for a message: the first few."""
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
 def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -132,8 +137,7 @@ def _without_effect(bound: BoundAdapter, trained: Sequence[Factors]) -> AdapterF
     idle = [each.name for each in bound.without_effect if _any(each.b)]
     for names, why in ((dead, "have an A of zeros beside a trained B"), (idle, "are of layers that read another's")):
         if names:
-            shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-            message = f"{len(names)} modules {why}, and change nothing: {shown}"
+            message = f"{len(names)} modules {why}, and change nothing: {first_names(names)}"
             return AdapterFault("ModulesWithoutEffect", message, state=AdapterState.PARTLY_NO_EFFECT)
     return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineClient
-from modelserve_worker.server.adapters.files import AdapterFiles
+from modelserve_worker.server.adapters.files import AdapterFiles, first_names
 from modelserve_worker.server.adapters.versions import AdapterFault, AdapterState, ProbeResult
 
 _PROBES_AT_ONCE = 2
@@ -17,8 +17,6 @@ _PROBES_AT_ONCE = 2
 
 Probe = Callable[[EngineClient, str], Awaitable[ProbeResult | None]]
 """Of an adapter that the engine has, by digest. Raises AdapterFault for one that changes nothing."""
-
-_SHOWN = 3
 
 
 @dataclass(eq=False)
@@ -104,11 +102,10 @@ class ResidentAdapters:
         async with self._probing:
             result = await self._probe(self._engine, files.digest)
         if result is not None and (silent := _silent(files, result)):
-            shown = ", ".join(silent[:_SHOWN]) + (", ..." if len(silent) > _SHOWN else "")
             raise AdapterFault(
                 "ModulesWithoutEffect",
-                f"{len(silent)} trained matrices add nothing to any place of the probe's prompts: {shown}. Look at "
-                "their factors A, or train without these modules",
+                f"{len(silent)} trained matrices add nothing to any place of the probe's prompts: "
+                f"{first_names(silent)}. Look at their factors A, or train without these modules",
                 state=AdapterState.PARTLY_NO_EFFECT,
                 probe=result,
             )

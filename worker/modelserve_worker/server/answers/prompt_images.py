@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modelserve.model.images import DEFAULT_BUDGET
+from modelserve.model.images import BUDGETS, DEFAULT_BUDGET
 from modelserve.sizing.media.image_input import ENCODED_BYTES
 from modelserve_worker.embedded_spans import EmbeddedSpan
 from modelserve_worker.media.data_url import data_of
@@ -29,7 +29,7 @@ from modelserve_worker.server.http.request_context import RequestContext
 from modelserve_worker.server.state import ServedModel
 
 _SLOT, _BEGIN, _END = "<|image|>", "<|image>", "<image|>"
-_DETAILS = {"low": 70, "auto": DEFAULT_BUDGET, "high": 1120}
+_DETAILS = {"low": BUDGETS[0], "auto": DEFAULT_BUDGET, "high": BUDGETS[-1]}
 
 
 class PlacedImage(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, ValidationError, ValidationInfo
 
+from modelserve.errors import first_fault
 from modelserve_worker.server.bodies.field_policy import PART_FIELDS
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.errors.errors import FieldError
 
 IMAGE = "image"
 NOT_SERVED = "modality_not_served"
-MOST_IMAGES = 1024  # of one request, before anybody looks at the plan
 _OTHERS = {
     "input_audio": "audio", "audio_url": "audio", "audio": "audio", "video_url": "video", "input_video": "video",
     "video": "video", "file": "files", "input_file": "files", "document": "documents",
@@ -67,9 +67,9 @@ def image_part(part: Mapping[str, Any], index: int, info: ValidationInfo) -> dic
     try:
         return ImageUrlPart.model_validate(part, context=info.context).image_url.part()
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        at = ".".join(map(str, (index, *first["loc"])))
-        raise FieldError(at, f"content part {at}: {first['msg']}") from error
+        path, message = first_fault(error)
+        at = ".".join(filter(None, (str(index), path)))
+        raise FieldError(at, f"content part {at}: {message}") from error
 
 
 def refuse_media(kind: Any, index: int) -> None:
