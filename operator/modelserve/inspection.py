@@ -23,6 +23,7 @@ from modelserve.model.drafters.reading import DrafterArchitecture, drafter_archi
 from modelserve.model.gguf.files import read_gguf
 from modelserve.model.gguf.geometry import gguf_architecture
 from modelserve.model.gguf.weight_format import gguf_weight_format, rounded_once_more
+from modelserve.model.image_files import holds_images
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.quantization.config import read_config, stated_format, unused_parts
@@ -193,7 +194,7 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
         format=stored,
-        images=ImageArchitecture.found(config),
+        images=ImageArchitecture.found(config) if holds_images(tensors.values()) else None,
         unused=tuple(unused_parts(config, stored)),
         identity=_identity(directory, files),
     )

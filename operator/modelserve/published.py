@@ -142,13 +142,8 @@ def _facts(variant: str, form: str) -> ModelFacts:
     )
 
 
-def _images(entry: Mapping[str, Any]) -> ImageArchitecture | None:
-    """Of a size whose images need no tower."""
-    if "vision_config" not in entry:
-        return None
-    text = {"use_bidirectional_attention": "vision"}
-    vision = {"model_type": entry["model_type"], "vision_config": entry["vision_config"], "text_config": text}
-    return ImageArchitecture.from_config(vision)
+def _images(entry: Mapping[str, Any]) -> ImageArchitecture:
+    return ImageArchitecture.from_config({name: entry[name] for name in ("model_type", "vision_config", "text_config")})
 
 
 def _quantised(variant: str, facts: ModelFacts) -> ModelFacts:

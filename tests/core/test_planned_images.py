@@ -59,13 +59,51 @@ def _image(per_request: int = 4, **fields: Any) -> dict[str, Any]:
 
 
 def test_which_published_models_see() -> None:
-    """By their facts, which are as they were for those that do not."""
+    """By their facts: all, and rows of an image see each other in the larger ones."""
     for uri in published_uris():
         facts = published_model(uri)
         assert facts is not None
-        assert facts.images == (SEEN if "12B" in uri else None)
-        assert ("images" in facts.model_dump_json(by_alias=True)) == ("12B" in uri)
+        assert facts.images is not None
+        assert facts.images.mutual == (not re.search(r"E[24]B", uri))
+        assert (facts.images == SEEN) == ("12B" in uri) == (facts.images.tower is None)
+        assert facts.images.patch_side == 48
+        assert facts.images.longest >= 1120
         assert ModelFacts.model_validate_json(facts.model_dump_json(by_alias=True)) == facts
+
+
+@pytest.mark.parametrize(
+    ("variant", "parameters"),  # as transformers counts them, and of E2B and E4B four bounds of 112 linears each
+    [("E2B", 168_544_256 + 448), ("E4B", 169_330_688 + 448), ("26B-A4B", 572_792_112 + 2 * 1152),
+     ("31B", 575_741_232 + 2 * 1152)],
+)  # fmt: skip
+def test_towers_are_weights_of_each_gpu_and_memory_of_a_step(variant: str, parameters: int) -> None:
+    uri = f"hf://google/gemma-4-{variant}-it"
+    facts = published_model(uri)
+    assert facts is not None
+    assert facts.images is not None
+    assert embedder_bytes(facts.images, facts.architecture, segments=False) == 2 * parameters
+    bare, sees = _plan(uri=uri), _plan(uri=uri, modalities=_image(maxSoftTokens=1120))
+    two = _plan(uri=uri, modalities=_image(maxSoftTokens=1120), parallelism={"tensor": 2})
+    assert bare.per_gpu is not None
+    assert sees.per_gpu is not None
+    assert sees.images is not None
+    assert two.images is not None
+    assert two.images.embedder_bytes == sees.images.embedder_bytes, "whole on each"
+    assert 0 <= sees.images.embedder_bytes - 2 * parameters < 2 * MIB * 2 * 28
+    taken = sees.images.embedder_bytes + sees.images.rows_bytes + sees.images.cache_bytes
+    assert 0 <= bare.per_gpu.kv_pool_bytes - sees.per_gpu.kv_pool_bytes - taken < 128
+    kept = 0 if facts.images.mutual else 8 * 1120 * 2 * facts.architecture.hidden_size
+    assert sees.images.cache_bytes == kept
+    assert sees.per_gpu.weights_bytes == bare.per_gpu.weights_bytes + sees.images.embedder_bytes
+    assert "4 images a request of 1120 tokens at most take" in (sees.message or "")
+
+
+def test_a_step_of_a_model_whose_images_are_causal_may_be_shorter_than_one() -> None:
+    engine = {"maxNumBatchedTokens": 256}
+    found = _plan(uri="hf://google/gemma-4-E4B-it", modalities=_image(maxSoftTokens=1120), engine=engine)
+    assert found.images is not None
+    with pytest.raises(InvalidInput, match="is computed in one step, and a step has 256"):
+        _plan(uri="hf://google/gemma-4-31B-it", modalities=_image(maxSoftTokens=1120), engine=engine)
 
 
 def test_seeing_is_memory_that_the_pool_does_not_get() -> None:
@@ -140,10 +178,15 @@ def test_steps_hold_an_image() -> None:
     assert _plan(modalities=_image(maxSoftTokens=1120), engine={"maxNumBatchedTokens": 1120}).images is not None
 
 
-@pytest.mark.parametrize("variant", ["E4B", "31B", "26B-A4B"])
-def test_models_with_towers_are_refused_by_name(variant: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"gemma-4-{variant}-it takes no images here: .* the unified 12B alone"):
-        _plan(uri=f"hf://google/gemma-4-{variant}-it", modalities=_image())
+def test_a_model_that_does_not_see_is_refused_by_name() -> None:
+    """As of a GGUF file, of text alone, or of a tower that is quantised."""
+    facts = published_model(URI)
+    assert facts is not None
+    offers = [AcceleratorOffer(CATALOGUE["NVIDIA-H200"], 1)]
+    with pytest.raises(
+        InvalidInput, match=r"gemma-4-12B-it takes no images here: .* not quantised, beside a vision_co"
+    ):
+        plan(_serve(modalities=_image()).spec, facts.architecture, offers, images=None)
 
 
 @pytest.mark.parametrize("image", [{}, {"perRequest": 0}, {"perRequest": 65}, {"perRequest": 1, "maxSoftTokens": 300}])

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from modelserve.errors import InvalidInput, UnsupportedModel
+from modelserve.model.image_tower import TowerArchitecture
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Soft tokens that an image may become at most: what the models were trained with."""
@@ -23,32 +24,47 @@ def trained_budget(soft_tokens: int) -> int:
     return soft_tokens
 
 
-UNIFIED = ("gemma4_unified",)
-_SERVED = "this release takes images with the unified 12B (gemma4_unified) alone; leave modalities out for text"
+UNIFIED, TOWERED = "gemma4_unified", "gemma4"
+_SERVED = f"images are taken with {TOWERED} and {UNIFIED}; leave modalities out for text"
 
 
 class ImageArchitecture(BaseModel):
-    """Of a model that embeds patches without a tower. Sizes are element counts; sides are pixels."""
+    """What makes rows of an image's patches: a tower, or what embeds each patch by itself. Sizes are element counts;
+    sides are pixels."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     patch_side: int = Field(ge=1, le=256, description="A soft token is a square of so many pixels a side.")
-    embed_size: int = Field(ge=1, le=1 << 18)
-    positions: int = Field(ge=1, le=1 << 16, description="Most patches a side, of the table of positions.")
+    embed_size: int = Field(ge=1, le=1 << 18, description="Of a row before it is projected to the text model's size.")
+    positions: int = Field(
+        ge=1, le=1 << 16, description="Most patches a side, of the table of positions; a tower's are its small ones."
+    )
     rms_norm_eps: float = 1e-6
     mutual: bool = Field(description="Whether rows of an image see each other in sliding layers.")
+    tower: TowerArchitecture | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ImageArchitecture:
+        if self.tower is not None and self.patch_side % self.tower.pooled:
+            raise ValueError(f"squares of {self.patch_side} pixels are not {self.tower.pooled} patches wide")
+        return self
 
     @property
     def patch_values(self) -> int:
-        """Of one patch: its pixels in three colours."""
+        """Of one soft token: its pixels in three colours."""
         return 3 * self.patch_side**2
+
+    @property
+    def longest(self) -> int:
+        """Most soft tokens a side."""
+        return self.positions // (self.tower.pooled if self.tower else 1)
 
     def problem(self, *, max_soft_tokens: int, max_num_batched_tokens: int) -> str | None:
         """Why images of so many soft tokens cannot be served in steps of so many; None where they can."""
-        if self.positions < max_soft_tokens:
+        if self.longest < max_soft_tokens:
             return (
-                f"an image of {max_soft_tokens} soft tokens may have as many patches a side, and the model's table has "
-                f"{self.positions} positions; allow fewer soft tokens"
+                f"an image of {max_soft_tokens} soft tokens may have as many a side, and the model's table has "
+                f"positions for {self.longest}; allow fewer soft tokens"
             )
         if self.mutual and max_num_batched_tokens < max_soft_tokens:
             return (
@@ -70,31 +86,48 @@ class ImageArchitecture(BaseModel):
         """Read a parsed config.json. Raises UnsupportedModel for a model that this release takes no images with,
         InvalidInput for missing or contradictory fields."""
         model_type, vision = config.get("model_type"), config.get("vision_config")
-        if model_type not in UNIFIED:
+        if model_type not in (UNIFIED, TOWERED):
             raise UnsupportedModel(f"model_type {model_type!r}: {_SERVED}")
         text = config.get("text_config")
         if not isinstance(vision, Mapping) or not isinstance(text, Mapping):
             raise UnsupportedModel("config.json has no vision_config: the checkpoint takes no images")
+        mutual = text.get("use_bidirectional_attention") == "vision"
         try:
-            found = cls(
-                patch_side=vision["patch_size"] * vision["pooling_kernel_size"],
-                embed_size=vision["mm_embed_dim"],
-                positions=vision["mm_posemb_size"],
-                rms_norm_eps=vision.get("rms_norm_eps", 1e-6),
-                mutual=text.get("use_bidirectional_attention") == "vision",
-            )
+            return _towered(vision, mutual=mutual) if model_type == TOWERED else _unified(vision, mutual=mutual)
         except KeyError as error:
             name = f"vision_config.{error.args[0]}"
             raise InvalidInput(f"config.json lacks {name!r}", field=name) from error
-        except (ValidationError, TypeError) as error:
+        except (ValidationError, TypeError, AttributeError, ArithmeticError) as error:
             raise InvalidInput(f"config.json: vision_config: {error}", field="vision_config") from error
-        projected = vision.get("output_proj_dims", found.embed_size)
-        if projected != found.embed_size:
-            raise UnsupportedModel(
-                f"config.json: vision_config.output_proj_dims {projected} differs from mm_embed_dim "
-                f"{found.embed_size}; what is embedded is projected as it is"
-            )
-        return found
+
+
+def _unified(vision: Mapping[str, Any], *, mutual: bool) -> ImageArchitecture:
+    size = vision["mm_embed_dim"]
+    projected = vision.get("output_proj_dims", size)
+    if projected != size:
+        raise UnsupportedModel(
+            f"config.json: vision_config.output_proj_dims {projected} differs from mm_embed_dim {size}; what is "
+            "embedded is projected as it is"
+        )
+    return ImageArchitecture(
+        patch_side=vision["patch_size"] * vision["pooling_kernel_size"],
+        embed_size=size,
+        positions=vision["mm_posemb_size"],
+        rms_norm_eps=vision.get("rms_norm_eps", 1e-6),
+        mutual=mutual,
+    )
+
+
+def _towered(vision: Mapping[str, Any], *, mutual: bool) -> ImageArchitecture:
+    tower = TowerArchitecture.from_vision_config(vision)
+    return ImageArchitecture(
+        patch_side=vision["patch_size"] * tower.pooled,
+        embed_size=tower.hidden_size,
+        positions=vision["position_embedding_size"],
+        rms_norm_eps=vision.get("rms_norm_eps", 1e-6),
+        mutual=mutual,
+        tower=tower,
+    )
 
 
 def resized(height: int, width: int, *, budget: int, patch_side: int) -> tuple[int, int]:

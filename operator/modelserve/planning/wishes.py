@@ -96,7 +96,8 @@ class Wishes:
         """Most tokens of one step: as asked, else by the size of the accelerator."""
         if self.max_num_batched_tokens:
             return self.max_num_batched_tokens
-        whole = self.images.max_soft_tokens if self.images else 0  # an image is computed in one step
+        images = self.images  # such an image is computed in one step
+        whole = images.max_soft_tokens if images is not None and images.architecture.mutual else 0
         if accelerator.is_cpu:
             return max(CHUNK_CPU, whole)
         return max(CHUNK_LARGE_GPU if accelerator.visible_bytes >= LARGE_GPU_BYTES else CHUNK_SMALL_GPU, whole)

@@ -16,7 +16,7 @@ from modelserve.sizing.adapters import scratch_bytes
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.backends.workspace import product_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
-from modelserve.sizing.media.embedder import image_rows_bytes
+from modelserve.sizing.media.embedder import image_rows_bytes, kept_rows_bytes
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 from modelserve.sizing.rank_settings import RankSettings
 from modelserve.sizing.weights.assistant import drafter_buffer_bytes
@@ -82,7 +82,9 @@ def activation_terms(
             block, num_tokens=speculation.num_tokens, max_num_seqs=sequences, step_rows=settings.step_rows
         )
     if (images := settings.images) is not None:
-        beside["image_rows"] = image_rows_bytes(images.architecture, architecture, max_num_batched_tokens=tokens)
+        beside["image_rows"] = image_rows_bytes(images, architecture, max_num_batched_tokens=tokens)
+        if kept := kept_rows_bytes(images, architecture, max_num_seqs=sequences):
+            beside["image_cache"] = kept
     if not on_cpu and takes_model(architecture):
         always = {
             "residual": tokens * architecture.hidden_size * _residual_copies(architecture, tp) * e,

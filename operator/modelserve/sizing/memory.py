@@ -91,7 +91,8 @@ _SOURCES = {
     "peers": "8 MiB; 2 T H e for sums by rows",
     "process": "measured",
     "image_embedder": "tensor shapes x dtype",
-    "image_rows": "2 T H e, patches of one image",
+    "image_rows": "(T + N) H e, N rows of images while they are made",
+    "image_cache": "8 images of H e a row",
     "images": "a decoder, pixels of open requests",
     "headroom": "5 % of the container's limit",
 }

@@ -1,12 +1,14 @@
-"""On a GPU: what images of the unified 12B take, in the engine without HTTP, and what they take of its memory.
+"""On a GPU: what rows of images take, in the engine without HTTP and without text, and what they take of its memory.
 
     python tests/bench images_on_gpu
-    python tests/bench images_on_gpu --rows 280 1120 --repeat 50
+    python tests/bench images_on_gpu --models 31B --images 1x280 4x280 1x1120 --repeat 50 --kernels
 
-Random weights of the published embedder in bfloat16. Prints milliseconds of an image's rows by how many there are, the
-largest difference from float32 on the CPU beside the rows' own size, and the bytes that embedding takes beside those
-that a plan counts (`image_rows_bytes`). Exit code 1 where rows differ by more than 3 % of their size, or a plan counts
-less than there is.
+Random weights of the published towers, and of the 12B's embedder, in bfloat16. Prints, of so many images of so many
+soft tokens that are encoded together: milliseconds with the copy of their pixels, how long the host is at it (what the
+device waits for where both are alike), the share of the floor (operations at 790 TFLOP/s), the largest difference from
+the same in float32 beside the rows' own size, and the bytes that encoding takes beside those that a plan counts
+(`image_rows_bytes`). `--kernels` prints the kernels of the last one, longest first. Exit code 1 where rows differ by
+more than 3 % of their size (towers 5 %), or a plan counts less than there is.
 """
 
 from __future__ import annotations
@@ -14,70 +16,141 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from bench.deadline import add_deadline, within
+from modelserve.model.model_facts import ModelFacts
 from modelserve.published import published_model
 from modelserve.sizing.media.embedder import image_rows_bytes
+from modelserve.sizing.media.image_input import ImageInput
 from modelserve_worker.embedded_spans import ImagePatches
 from modelserve_worker.layers.placement import Placement
+from modelserve_worker.models.gemma4 import image_embedder
+from modelserve_worker.models.image_checkpoint import image_sources
 from modelserve_worker.models.image_embedder import ImageEmbedder
+from modelserve_worker.models.image_tower import ImageTower
+from modelserve_worker.step.image_rows import rows_of
+from modelserve_worker.weights.dummy import DummyWeights
 
-URI = "hf://google/gemma-4-12B-it"
+FLOOR_FLOPS = 790e12
+WANTED_SHARE = {"26B-A4B": 0.5, "31B": 0.5, "E2B": 0.35, "E4B": 0.35}  # at 280 and 1,120 soft tokens, one image
+MOST_OFF = {True: 0.05, False: 0.03}  # with a tower, without one
 
 
-def embedders() -> tuple[ImageEmbedder, ImageEmbedder]:
-    """The same weights on the GPU in bfloat16, and on the CPU in float32."""
-    facts = published_model(URI)
+class Case(NamedTuple):
+    images: int
+    rows: int
+
+    @classmethod
+    def of(cls, text: str) -> Case:
+        return cls(*map(int, text.split("x")))
+
+
+def facts_of(model: str) -> ModelFacts:
+    facts = published_model(f"hf://google/gemma-4-{model}-it")
     assert facts is not None
+    return facts
+
+
+def embedders(facts: ModelFacts) -> tuple[ImageTower | ImageEmbedder, ImageTower | ImageEmbedder]:
+    """The same weights on the GPU in bfloat16, and in float32."""
+    device, hidden = torch.device("cuda"), facts.architecture.hidden_size
     assert facts.images is not None
-    hidden = facts.architecture.hidden_size
-    on_gpu = ImageEmbedder(facts.images, hidden, Placement(torch.device("cuda"), torch.bfloat16))
-    on_cpu = ImageEmbedder(facts.images, hidden, Placement(torch.device("cpu"), torch.float32))
-    torch.manual_seed(1)
-    for theirs, ours in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True):
-        scale = theirs.shape[-1] ** -0.5 if theirs.dim() > 1 else 0.2
-        ours.copy_(torch.randn(theirs.shape) * scale + (theirs.dim() == 1))
+    made, wide = (image_embedder(facts.images, hidden, Placement(device, t)) for t in (torch.bfloat16, torch.float32))
+    weights = DummyWeights(seed=1, device=device, dtype=torch.bfloat16)
+    for source in image_sources(made):
+        weights.fill(source)
+    for theirs, ours in zip(wide.parameters(), made.parameters(), strict=True):
         theirs.copy_(ours)
-    return on_gpu, on_cpu
+    return made, wide
 
 
-def patches_of(rows: int, values: int) -> ImagePatches:
-    noise = np.random.default_rng(rows).integers(0, 256, (rows, values), dtype=np.uint8)
-    return ImagePatches(noise, min(rows, 28))
+def operations(facts: ModelFacts, case: Case) -> float:
+    """Of the products, and of attention between the patches of each image."""
+    images, hidden = facts.images, facts.architecture.hidden_size
+    assert images is not None
+    rows = case.images * case.rows
+    projected = 2.0 * rows * images.embed_size * hidden
+    tower = images.tower
+    if tower is None:
+        return projected + 2.0 * rows * images.patch_values * images.embed_size
+    patches = rows * tower.patches
+    layer = 4 * tower.hidden_size * tower.attention_size + 3 * tower.hidden_size * tower.intermediate_size
+    linears = 2.0 * patches * (tower.layers * layer + images.patch_values // tower.patches * tower.hidden_size)
+    attention = 4.0 * patches * case.rows * tower.patches * tower.attention_size * tower.layers
+    return projected + linears + attention
+
+
+def pictures(case: Case, values: int) -> list[ImagePatches]:
+    generator = np.random.default_rng(case.rows)
+    noise = (generator.integers(0, 256, (case.rows, values), dtype=np.uint8) for _ in range(case.images))
+    return [ImagePatches(each, min(case.rows, 28)) for each in noise]
+
+
+def timed(embedder: ImageTower | ImageEmbedder, images: Sequence[ImagePatches], repeat: int) -> tuple[float, float]:
+    """Median milliseconds until the rows are there, and until the host has launched it all."""
+    whole, launched = [], []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        rows_of(images, embedder)
+        launched.append(1000 * (time.perf_counter() - began))
+        torch.cuda.synchronize()
+        whole.append(1000 * (time.perf_counter() - began))
+    return statistics.median(whole), statistics.median(launched)
+
+
+def measure(model: str, cases: Sequence[Case], *, repeat: int, kernels: bool) -> bool:
+    """Whether anything is amiss."""
+    facts = facts_of(model)
+    assert facts.images is not None
+    made, wide = embedders(facts)
+    failed = False
+    for case in cases:
+        images = pictures(case, facts.images.patch_values)
+        ours = rows_of(images, made)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        took, launched = timed(made, images, repeat)
+        taken = torch.cuda.max_memory_allocated() - held
+        total = case.images * case.rows
+        counted = image_rows_bytes(ImageInput(1, total, facts.images), facts.architecture, max_num_batched_tokens=total)
+        wanted = rows_of(images, wide)
+        off = float((ours.float() - wanted).norm() / wanted.norm())
+        floor = 1000 * operations(facts, case) / FLOOR_FLOPS
+        share, least = floor / took, WANTED_SHARE.get(model)
+        asked = f" (wanted {least:.0%})" if least and case.images == 1 and case.rows >= 280 else ""
+        failed |= off > MOST_OFF[facts.images.tower is not None] or taken > counted
+        print(
+            f"{model:>7} {case.images:>2} x {case.rows:<4} {took:7.3f} ms, host {launched:7.3f}, floor {floor:6.3f}: "
+            f"{share:.0%}{asked}, off by {off:.4f}, {taken / 2**20:.1f} MiB of {counted / 2**20:.1f} planned",
+            flush=True,
+        )
+    if kernels:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            rows_of(images, made)
+            torch.cuda.synchronize()
+        print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=14, max_name_column_width=70))
+    return failed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[70, 280, 1120])
+    parser.add_argument("--models", nargs="+", default=["12B", "E4B", "31B"])
+    parser.add_argument(
+        "--images", nargs="+", type=Case.of, default=[Case.of(each) for each in
+        ("1x70", "1x280", "1x1120", "16x70", "4x280")], help="images x soft tokens of each, encoded together",
+    )  # fmt: skip
     parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--kernels", action="store_true", help="kernels of the last case, longest first")
     add_deadline(parser)
     options = parser.parse_args()
     failed = False
     with within(options.deadline) as time_left, torch.inference_mode():
-        on_gpu, on_cpu = embedders()
-        facts = published_model(URI)
-        assert facts is not None
-        for rows in options.rows:
-            patches = patches_of(rows, on_gpu.images.patch_values)
-            made = on_gpu(patches)
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            held, times = torch.cuda.memory_allocated(), []
-            for _ in range(options.repeat):
-                began = time.perf_counter()
-                on_gpu(patches)
-                torch.cuda.synchronize()
-                times.append(1000 * (time.perf_counter() - began))
-            taken = torch.cuda.max_memory_allocated() - held
-            counted = image_rows_bytes(on_gpu.images, facts.architecture, max_num_batched_tokens=rows)
-            wanted = on_cpu(patches)
-            off = float((made.float().cpu() - wanted).norm() / wanted.norm())
-            failed |= off > 0.03 or taken > counted
-            print(
-                f"{rows:>5} rows {statistics.median(times):7.3f} ms with the copy of their pixels, off by {off:.4f}, "
-                f"{taken / 2**20:.1f} MiB of {counted / 2**20:.1f} planned"
-            )
+        for model in options.models:
+            failed |= measure(model, options.images, repeat=options.repeat, kernels=options.kernels)
     return time_left.code(failed)

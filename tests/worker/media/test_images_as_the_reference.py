@@ -22,6 +22,7 @@ from modelserve_worker.media.decode_pool import DecodePool
 from modelserve_worker.media.image_decoder import decoded
 from modelserve_worker.media.image_header import read_image_header
 from modelserve_worker.media.image_reader import ImageReader
+from modelserve_worker.models.image_tower import small_patches, small_places
 
 SIDE = 48
 UNIFIED = ImageArchitecture(patch_side=SIDE, embed_size=64, positions=1120, mutual=True)
@@ -117,6 +118,25 @@ def test_patches_of_random_files(seed: int, reader: ImageReader) -> None:
     same(patches, data, budget)
 
 
+@pytest.mark.drawn
+@pytest.mark.parametrize("seed", range(40, 48))
+def test_small_patches_of_random_files(seed: int, reader: ImageReader) -> None:
+    """Those of a tower, each where the reference has it, bit by bit."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    data, budget = files(seed), (70, 140, 280)[seed % 3]
+    patches = reader.patches(reader.look(data, budget), "")
+    values = small_patches(torch.from_numpy(patches.values.copy()), pooled=3, side=16)
+    places = torch.from_numpy(small_places(patches, 3))
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    made = Gemma4ImageProcessorPil(max_soft_tokens=budget)(upright, return_tensors="pt")
+    assert len(values) == 9 * int(made["num_soft_tokens_per_image"][0])
+    numbers = places[:, 1] * 3 * patches.columns + places[:, 0]
+    assert torch.equal(numbers.sort().values, torch.arange(len(values))), "each once"
+    assert torch.equal(made["image_position_ids"][0][numbers], places)
+    assert torch.equal(made["pixel_values"][0][numbers], values.float() / 255)
+
+
 def test_headers_of_many_files_say_what_pillow_does() -> None:
     for seed in range(100, 160):
         data = files(seed)
@@ -145,7 +165,7 @@ def test_sizes_and_soft_tokens_are_the_references() -> None:
 
     draw = random.Random(1)
     sizes = [(1, 1), (1, 100_000), (100_000, 1), (3, 900), (900, 3), (47, 49), (8000, 8000), (1000, 1500), (3000, 4000)]
-    sizes += [(draw.randint(1, 9000), draw.randint(1, 9000)) for _ in range(6000)]
+    sizes += [(draw.randint(1, 9000), draw.randint(1, 9000)) for _ in range(7000)]
     sizes += [(draw.randint(1, 60), draw.randint(1, 100_000)) for _ in range(3000)]
     for number, (high, wide) in enumerate(sizes):
         for budget in BUDGETS if number < 9 else (BUDGETS[number % 5],):

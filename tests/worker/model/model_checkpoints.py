@@ -126,9 +126,49 @@ def make_unified(directory: Path, *, seed: int, image_token: int = IMAGE_TOKEN, 
     return config.to_dict()
 
 
+TOWERS: dict[str, dict[str, Any]] = {
+    "clipped": {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+                "intermediate_size": 48, "use_clipped_linears": True},
+    "standardised": {"hidden_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 24,
+                     "intermediate_size": 80, "standardize": True},
+}  # fmt: skip
+
+
+def make_towered(
+    variant: str, directory: Path, *, seed: int, image_token: int = IMAGE_TOKEN, **changes: Any
+) -> dict[str, Any]:
+    """The same of a model that sees by a tower: clipped beside per-layer embeddings, as small models' are, else
+    standardised; the text with `changes`."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    small = bool(VARIANTS[variant].get("hidden_size_per_layer_input"))
+    text = COMMON | VARIANTS[variant] | {"num_hidden_layers": len(VARIANTS[variant]["layer_types"])}
+    text |= {"use_bidirectional_attention": None if small else "vision", "pad_token_id": 0} | changes
+    vision = TOWERS["clipped" if small else "standardised"]
+    config = Gemma4Config(
+        text_config=text, vision_config=vision | {"num_hidden_layers": 2, "position_embedding_size": 512},
+        audio_config=None, image_token_id=image_token, video_token_id=image_token + 3, audio_token_id=image_token + 4,
+    )  # fmt: skip
+    model = Gemma4ForConditionalGeneration(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            tensor.copy_(_random(name, tensor, generator))
+    model.save_pretrained(directory)
+    return config.to_dict()
+
+
+def _bound(name: str, noise: Tensor) -> Tensor:
+    """Of a linear's inputs or outputs: a tenth of the numbers or so are beyond; behind a gated MLP they are smaller."""
+    size = (1.3 + 0.3 * noise).abs() * (0.2 if ".down_proj." in name else 1)
+    return -size if name.endswith("_min") else size
+
+
 def _random(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Attention scores of variance 1 (q_norm * k_norm ~ 1 / sqrt(d)), matrices of unit gain, the rest 1 +- 0.2."""
     noise = torch.randn(tensor.shape, generator=generator)
+    if not tensor.dim():
+        return _bound(name, noise)
     if tensor.dim() > 1:
         return noise * tensor.shape[-1] ** -0.5
     scale = tensor.shape[0] ** -0.25 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0

@@ -23,6 +23,7 @@ from modelserve_worker.kernels.operations import PLAIN_EXACT
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.prompt_spans import check_spans
+from modelserve_worker.step.image_rows import rows_of
 from modelserve_worker.weights.files import InvalidCheckpoint
 
 TOLERANCE = 2e-4
@@ -73,8 +74,8 @@ def test_rows_of_patches(unified: Path) -> None:
     assert embedder is not None
     pictures = [random_image(3, 5, seed=1), random_image(7, 2, seed=2), random_image(1, 90, seed=3)]
     for patches, wanted in zip(pictures, reference_rows(unified, pictures), strict=True):
-        assert float((embedder(patches) - wanted).abs().max()) <= 2e-5
-        turned = embedder(replace(patches, columns=patches.columns + 1))
+        assert float((rows_of([patches], embedder) - wanted).abs().max()) <= 2e-5
+        turned = rows_of([replace(patches, columns=patches.columns + 1)], embedder)
         assert len(patches) == patches.columns or float((turned - wanted).abs().max()) > 0.1
 
 
@@ -187,7 +188,8 @@ def test_tensors_are_read_where_images_are_planned_alone(unified: Path, tmp_path
     tensors["model.vision_embedder.patch_dense.weight_packed"] = torch.ones(40, 864, dtype=torch.int32)
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        InvalidCheckpoint, match=r"unexpected tensor 'model\.vision_embedder\.patch_dense\.weight_packed"
+        InvalidCheckpoint,
+        match=r"vision_embedder\.patch_dense\.weight_packed' in .*\(I32\) is quantised, .* text alone",
     ):
         load_checkpoint(copy, images=images_of(copy))
 
@@ -196,7 +198,7 @@ def test_which_configs_are_refused(unified: Path) -> None:
     config = json.loads((unified / "config.json").read_text())
     vision = config["vision_config"]
     for changed, kind, words in (
-        (config | {"model_type": "gemma4"}, UnsupportedModel, "'gemma4': this release takes images with the unified"),
+        (config | {"model_type": "gemma3"}, UnsupportedModel, "'gemma3': images are taken with gemma4 and gemma4_unif"),
         (config | {"vision_config": None}, UnsupportedModel, "no vision_config"),
         (
             config | {"vision_config": vision | {"output_proj_dims": 64}},
@@ -204,7 +206,7 @@ def test_which_configs_are_refused(unified: Path) -> None:
             "output_proj_dims 64 differs",
         ),
         (config | {"vision_config": vision | {"patch_size": "x"}}, InvalidInput, "vision_config"),
-        (config | {"vision_config": {}}, InvalidInput, "lacks 'vision_config.patch_size'"),
+        (config | {"vision_config": {}}, InvalidInput, "lacks 'vision_config.mm_embed_dim'"),
     ):
         with pytest.raises(kind, match=words):
             ImageArchitecture.from_config(changed)

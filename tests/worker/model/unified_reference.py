@@ -1,7 +1,8 @@
-"""Transformers' logits of prompts with images for a unified checkpoint, and such prompts of random patches."""
+"""Transformers' logits of prompts with images for a checkpoint that sees, and such prompts of random patches."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,29 +38,37 @@ def seen_prompt(length: int, spans: Sequence[EmbeddedSpan], *, seed: int) -> tup
     return tuple(tokens)
 
 
-def unified_model(directory: Path) -> Any:
-    from transformers import Gemma4UnifiedForConditionalGeneration
+def reference_model(directory: Path) -> Any:
+    from transformers import Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
 
-    return Gemma4UnifiedForConditionalGeneration.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    kinds = {"gemma4": Gemma4ForConditionalGeneration, "gemma4_unified": Gemma4UnifiedForConditionalGeneration}
+    kind = kinds[json.loads((directory / "config.json").read_text())["model_type"]]
+    return kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def _inputs(patches: Sequence[ImagePatches]) -> dict[str, Tensor]:
-    """As the processor hands images over: padded to the longest, padding at (-1, -1)."""
-    most = max(map(len, patches))
-    values, places = torch.zeros(len(patches), most, 48 * 48 * 3), torch.full((len(patches), most, 2), -1)
+def _inputs(patches: Sequence[ImagePatches], *, side: int) -> dict[str, Tensor]:
+    """As the processor hands images over, in squares of `side` pixels: padded to the longest, padding at (-1, -1)."""
+    most = max(map(len, patches)) * (48 // side) ** 2
+    values, places = torch.zeros(len(patches), most, 3 * side**2), torch.full((len(patches), most, 2), -1)
     for index, each in enumerate(patches):
-        values[index, : len(each)] = torch.from_numpy(each.values).double().mul(1 / 255).float()
-        for number in range(len(each)):
-            places[index, number] = torch.tensor([number % each.columns, number // each.columns])
+        rows, columns = len(each) // each.columns, 48 * each.columns // side
+        picture = each.values.reshape(rows, each.columns, 48, 48, 3).swapaxes(1, 2)
+        cut = picture.reshape(48 * rows // side, side, columns, side, 3).swapaxes(1, 2).reshape(-1, 3 * side**2)
+        values[index, : len(cut)] = torch.from_numpy(cut.copy()).double().mul(1 / 255).float()
+        numbers = torch.arange(len(cut))
+        places[index, : len(cut)] = torch.stack((numbers % columns, numbers // columns), 1)
     return {"pixel_values": values, "image_position_ids": places}
+
+
+def _side(model: Any) -> int:
+    return 16 if model.config.model_type == "gemma4" else 48
 
 
 def reference_rows(directory: Path, patches: Sequence[ImagePatches]) -> list[Tensor]:
     """[N, H] of each image."""
+    model = reference_model(directory)
     with torch.no_grad():
-        found = unified_model(directory).get_image_features(**_inputs(patches), return_dict=True)
+        found = model.get_image_features(**_inputs(patches, side=_side(model)), return_dict=True)
     return list(found.pooler_output)
 
 
@@ -68,12 +77,13 @@ def seen_logits(
 ) -> Tensor:
     """float32 [len(token_ids), vocab], in one pass, with the masks that transformers generates with: its bare forward
     has images see each other in global layers, too, as no other implementation and not its own `generate` does."""
-    ids, model = torch.tensor([token_ids]), unified_model(directory)
+    ids, model = torch.tensor([token_ids]), reference_model(directory)
     with torch.no_grad():
         masks = model.create_masks_for_generate(
             model.config, model.get_input_embeddings()(ids), None, None, torch.arange(len(token_ids))[None],
             mm_token_type_ids=(ids == image_token).long(),
         )  # fmt: skip
-        inputs = _inputs([span.embeddings for span in spans if isinstance(span.embeddings, ImagePatches)])
+        pictures = [span.embeddings for span in spans if isinstance(span.embeddings, ImagePatches)]
+        inputs = _inputs(pictures, side=_side(model))
         logits: Tensor = model(input_ids=ids, attention_mask=masks, use_cache=False, **inputs).logits
     return logits[0].float()

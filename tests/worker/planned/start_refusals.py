@@ -99,7 +99,10 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "inspection:read_images", "InvalidInput"): (1, _IMAGES),
     (_CORE + "inspection:read_images", "UnsupportedModel"): (1, _IMAGES),
     (_CORE + "model.images:ImageArchitecture.from_config", "InvalidInput"): (2, _IMAGES),
-    (_CORE + "model.images:ImageArchitecture.from_config", "UnsupportedModel"): (3, _IMAGES),
+    (_CORE + "model.images:ImageArchitecture.from_config", "UnsupportedModel"): (2, _IMAGES),
+    (_CORE + "model.images:ImageArchitecture._consistent", "ValueError"): (1, _IMAGES),
+    (_CORE + "model.images:_unified", "UnsupportedModel"): (1, _IMAGES),
+    (_CORE + "model.image_tower:TowerArchitecture.from_vision_config", "UnsupportedModel"): (1, _IMAGES),
     (_WORKER + "weights.checkpoint_config:read_images", "InvalidCheckpoint"): (1, _IMAGES),
     (_WORKER + "weights.checkpoint_config:read_images", "again"): (2, _IMAGES),
     (

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from model_checkpoints import make_unified
+from model_checkpoints import make_towered, make_unified
 from seeing import ARCHITECTURE, SLOT, asking, image, picture, text, write_text_files
 from unified_reference import image_span, seen_logits
 
@@ -55,16 +55,24 @@ def worker(model: Path, **settings: Any) -> Iterator[str]:
             process.kill()
 
 
-def test_pictures_are_answered_as_the_reference_answers_them(tmp_path: Path) -> None:
-    """Two in one prompt, in chunks; the same again reads most of its rows and says the same; another says another."""
-    model = tmp_path / "unified"
-    make_unified(model, seed=3, image_token=SLOT, vocab_size=512)
+@pytest.mark.parametrize("variant", ["12B", "E2B"])
+def test_pictures_are_answered_as_the_reference_answers_them(variant: str, tmp_path: Path) -> None:
+    """Two in one prompt, in chunks, which of E2B end inside them, and whose tower each of two ranks has; the same again
+    reads most of its rows and says the same; another says another."""
+    model = tmp_path / "model"
+    if variant == "12B":
+        make_unified(model, seed=3, image_token=SLOT, vocab_size=512)
+    else:
+        make_towered(variant, model, seed=3, image_token=SLOT, vocab_size=512, vocab_size_per_layer_input=512)
     write_text_files(model)
     shown = [picture(seed=1), picture(90, 60, seed=2, kind="JPEG")]
     fields = {"max_tokens": 6, "temperature": 0, "logprobs": True, "return_tokens_as_token_ids": True}
     body = asking(text("which "), image(shown[0]), text("?"), image(shown[1]), text("now"), **fields)
     body["ignore_eos"] = True
-    with worker(model, **{"images-per-request": 2, "max-soft-tokens": 70, "max-num-batched-tokens": 80}) as url:
+    steps, ranks = (80, 1) if variant == "12B" else (32, 2)
+    settings = {"images-per-request": 2, "max-soft-tokens": 70}
+    settings |= {"max-num-batched-tokens": steps, "tensor-parallel-size": ranks}
+    with worker(model, **settings) as url:
         answers = []
         for asked in (body, body, body | {"messages": asking(image(picture(seed=9)), text("?"))["messages"]}):
             answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120)
@@ -101,13 +109,13 @@ def test_pictures_are_answered_as_the_reference_answers_them(tmp_path: Path) -> 
             "InvalidEngineArgs",
             "a step has 279 .max",
         ),
-        ("gemma4", {}, "UnsupportedModel", "takes images with the unified 12B .gemma4_unified. alone"),
+        ("gemma4_text", {}, "UnsupportedModel", "'gemma4_text': images are taken with gemma4 and gemma4_unified"),
     ],
 )
 def test_a_worker_says_why_it_takes_no_images(
     model_type: str, settings: dict[str, int], reason: str, words: str, tmp_path: Path
 ) -> None:
-    """Before it loads: steps that are too short for an image, and a model that has a tower."""
+    """Before it loads: steps that are too short for an image, and a model of text alone."""
     vision = {"patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 64, "mm_posemb_size": 1120}
     text_config = {"use_bidirectional_attention": "vision"}
     config = {"model_type": model_type, "vision_config": vision, "text_config": text_config}

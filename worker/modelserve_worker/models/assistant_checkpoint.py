@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
-from modelserve_worker.models.gemma4_checkpoint import HEAD, layer_sources, sharded, shared_names, whole_tensor
-from modelserve_worker.models.weight_source import WeightSource
+from modelserve_worker.models.gemma4_checkpoint import HEAD, layer_sources, sharded, shared_names
+from modelserve_worker.models.weight_source import WeightSource, whole_tensor
 
 ORDERING = "masked_embedding.token_ordering"
 

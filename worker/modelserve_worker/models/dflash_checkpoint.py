@@ -13,9 +13,8 @@ from modelserve_worker.models.gemma4_checkpoint import (
     replicated,
     row_parallel,
     sharded,
-    whole_tensor,
 )
-from modelserve_worker.models.weight_source import WeightSource
+from modelserve_worker.models.weight_source import WeightSource, whole_tensor
 
 EMBEDDING, TOKEN_MAP = "embed_tokens.weight", "d2t"
 _OF_TRAINING = {"t2d", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq"}

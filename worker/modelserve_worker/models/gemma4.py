@@ -36,6 +36,7 @@ from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored.matrix import StoredMatrix
 from modelserve_worker.layers.taps import LayerTaps
 from modelserve_worker.models.image_embedder import ImageEmbedder
+from modelserve_worker.models.image_tower import ImageTower
 
 
 class PerLayerInput(nn.Module):
@@ -156,6 +157,12 @@ class DecoderLayer(nn.Module):
         )
 
 
+def image_embedder(images: ImageArchitecture, hidden_size: int, placement: Placement) -> ImageTower | ImageEmbedder:
+    """What makes rows of images of a model that sees so."""
+    made = ImageEmbedder if images.tower is None else ImageTower
+    return made(images, hidden_size, placement)
+
+
 def _normed(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
     """Of an operation that was given the next norm's weight."""
     summed, normed = result
@@ -197,7 +204,7 @@ class Gemma4ForCausalLM(nn.Module):
         )
         self.norm = RMSNorm(hidden, placement, eps=architecture.rms_norm_eps)
         self.output_head = None if architecture.tie_word_embeddings else OutputHead(vocab, hidden, placement)
-        self.image_embedder = None if images is None else ImageEmbedder(images, hidden, placement)
+        self.image_embedder = None if images is None else image_embedder(images, hidden, placement)
         self.taps: LayerTaps | None = None
         self._narrows_at = architecture.last_owning_layer
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.image_files import IMAGE_PREFIXES
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from modelserve_worker.layers.moe import Experts
 from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
-from modelserve_worker.models.image_embedder import ImageEmbedder
+from modelserve_worker.models.image_checkpoint import image_sources
 from modelserve_worker.models.weight_source import (
-    FLOATS,
     TABLES,
     MatrixNames,
     MatrixShare,
@@ -26,6 +26,7 @@ from modelserve_worker.models.weight_source import (
     is_fused,
     matrix_sources,
     whole,
+    whole_tensor,
 )
 
 TEXT_PREFIXES = ("model.language_model.", "model.")
@@ -36,7 +37,6 @@ TOWER_PREFIXES = (
     "model.audio_tower.",
     "model.embed_audio.",
 )
-IMAGE_PREFIXES = ("model.vision_embedder.", "model.embed_vision.")  # of models without a tower
 HEAD = "lm_head.weight"
 # Scales of inputs and of the cache, whatever layer has them: both are made from what is there.
 UNUSED_ENDINGS = (
@@ -105,22 +105,9 @@ def weight_sources(model: Gemma4ForCausalLM, *, experts_apart: bool = False) -> 
             yield from _experts(f"layers.{layer.layer}.experts.", layer.moe.experts, apart=experts_apart)
     yield from whole_tensor("norm.weight", model.norm.weight)
     if model.image_embedder is not None:
-        yield from _image_embedder(model.image_embedder)
+        yield from image_sources(model.image_embedder)
     if model.output_head is not None:
         yield from sharded(HEAD, model.output_head.weight, model.output_head.shard, dim=0)
-
-
-def _image_embedder(embedder: ImageEmbedder) -> Iterator[WeightSource]:
-    norms = {"patch_ln1": embedder.patch_norm, "patch_ln2": embedder.embedded_norm, "pos_norm": embedder.placed_norm}
-    tensors = {
-        **{f"{name}.{part}": getattr(norm, part) for name, norm in norms.items() for part in ("weight", "bias")},
-        "patch_dense.weight": embedder.patch_weight,
-        "patch_dense.bias": embedder.patch_bias,
-        "pos_embedding": embedder.positions,
-    }
-    for name, parameter in tensors.items():
-        yield from whole_tensor(f"model.vision_embedder.{name}", parameter)
-    yield from whole_tensor("model.embed_vision.embedding_projection.weight", embedder.projection)
 
 
 def layer_sources(prefix: str, layer: DecoderLayer) -> Iterator[WeightSource]:
@@ -157,12 +144,6 @@ def _attention(prefix: str, attention: Attention) -> Iterator[WeightSource]:
     yield from whole_tensor(prefix + "q_norm.weight", attention.q_norm.weight)
     if attention.k_norm is not None:
         yield from whole_tensor(prefix + "k_norm.weight", attention.k_norm.weight)
-
-
-def whole_tensor(name: str, parameter: Tensor, *, dtypes: tuple[str, ...] = FLOATS) -> Iterator[WeightSource]:
-    """One that every rank holds whole."""
-    size = parameter.shape[0]
-    yield WeightSource(name, tuple(parameter.shape), parameter, (Region(0, 0, 0, size),), dtypes)
 
 
 def sharded(name: str, parameter: Tensor, shard: Shard, *, dim: int) -> Iterator[WeightSource]:

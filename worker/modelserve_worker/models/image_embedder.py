@@ -9,7 +9,11 @@ a fifth of a layer, and knows nothing of other patches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -45,14 +49,14 @@ class ImageEmbedder(nn.Module):
         self.placed_norm = LayerNorm(size, placement)
         self.projection = placement.parameter(hidden_size, size)
 
-    @torch.no_grad()
-    def forward(self, patches: ImagePatches) -> Tensor:
-        """Rows [N, H] of a whole image: bits of a row may depend on how many are multiplied together."""
-        values, places = torch.from_numpy(patches.values), torch.from_numpy(patches.positions())
-        return self._rows(values.to(self.projection.device), places.to(self.projection.device))
+    def places(self, patches: ImagePatches) -> NDArray[np.int64]:
+        """Where its patches are, [N, 2]."""
+        return patches.positions()
 
-    def _rows(self, values: Tensor, places: Tensor) -> Tensor:
-        """values uint8 [N, V], places int64 [N, 2]."""
+    @torch.no_grad()
+    def forward(self, values: Tensor, places: Tensor, _lengths: Sequence[int]) -> Tensor:
+        """values uint8 [N, V], places int64 [N, 2] -> rows [N, H]. Bits of a row may depend on how many are multiplied
+        together, and knows nothing of other rows of its image."""
         x = values.to(torch.float32).div_(255).to(self.patch_weight.dtype)
         x = functional.linear(self.patch_norm(x), self.patch_weight, self.patch_bias)
         x = self.embedded_norm(x)

@@ -99,6 +99,12 @@ class MatrixNames:
         return cls(name, f"{name}_", f"{name}.")
 
 
+def whole_tensor(name: str, parameter: Tensor, *, dtypes: tuple[str, ...] = FLOATS) -> Iterator[WeightSource]:
+    """One that every rank holds whole."""
+    size = parameter.shape[0]
+    yield WeightSource(name, tuple(parameter.shape), parameter, (Region(0, 0, 0, size),), dtypes)
+
+
 def whole(size: int) -> Shard:
     return Shard(0, size, size)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
+from modelserve.model.images import BUDGETS
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve.sizing.speculation import Speculation
@@ -70,10 +71,10 @@ class GPUModelRunner:
         table: KernelTable | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterStore | None = None,
+        max_soft_tokens: int = BUDGETS[-1],
     ) -> None:
         device, architecture = cache.arena.device, model.architecture
-        self.model, self.adapters = model, adapters
-        self.cache = cache
+        self.model, self.adapters, self.cache = model, adapters, cache
         self.host: HostMemory | None = None  # of cached pages
         model.share_workspace()
         self._on_gpu = self.launches_ahead = device.type == "cuda"
@@ -106,7 +107,8 @@ class GPUModelRunner:
             backend=model.operations.sampling,
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
-        self._embeddings = SlotEmbeddings(device=device, dtype=model.dtype, images=model.image_embedder)
+        self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        self._embeddings = SlotEmbeddings(model, device=device, max_soft_tokens=max_soft_tokens, **self._most)
         self._masks = TokenMaskBuffer(max_num_seqs=few_rows, vocab_size=architecture.vocab_size, device=device)
         self._backend = model.operations.step
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
@@ -117,7 +119,6 @@ class GPUModelRunner:
         )  # fmt: skip
         self._graphs: StepGraphs | None = None
         self._unsound = torch.zeros(0)  # what the last step with checks has found
-        self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         if drafter is not None:
             drafter.attach(self.caches())
 

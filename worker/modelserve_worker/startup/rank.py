@@ -299,6 +299,7 @@ def _profile(
         max_model_len=longest,
         drafter=drafter,
         adapters=adapters,
+        max_soft_tokens=args.max_soft_tokens,
     )
     drafts, asked = runner.draft_tokens, runner.asked_drafts
     steps = heaviest_steps(args, longest=longest, on_gpu=on_gpu, draft_tokens=drafts, asked=asked)

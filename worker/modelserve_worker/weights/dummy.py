@@ -20,6 +20,8 @@ from modelserve_worker.weights.files import DTYPES
 
 BLOCK_ELEMENTS = 1 << 25
 SPREAD = 0.1
+BOUND = 8.0  # of what goes into a linear that has bounds, and comes out: far out, as trained ones are
+_BOUNDS = tuple(f".{side}_{end}" for side in ("input", "output") for end in ("min", "max"))
 
 
 class DummyWeights:
@@ -86,6 +88,8 @@ class DummyWeights:
             return noise.mul_(SPREAD).add_(1.0).mul_(source.scale)
         if source.dtypes == ("F8_E4M3",):
             return noise.mul_(FP8_DEVIATION).to(torch.float8_e4m3fn)
+        if source.name.endswith(_BOUNDS):
+            return noise.fill_(-BOUND if source.name.endswith("_min") else BOUND)
         if len(source.shape) > 1:
             return noise.mul_(source.shape[-1] ** -0.5)
         noise.mul_(SPREAD).add_(1.0)

@@ -15,6 +15,7 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.checkpoint_files import TensorEntry
 from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.gguf import tensor_names
+from modelserve.model.image_files import IMAGE_PREFIXES, is_quantised
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.weight_format import Layout
 from modelserve_worker.layers.placement import Placement
@@ -204,6 +205,11 @@ def _match(
         present.add(name or tensor.name)
         if name is None or name in unused or name.endswith(UNUSED_ENDINGS):
             skipped.append(tensor)
+        elif tensor.name.startswith(IMAGE_PREFIXES) and is_quantised(tensor):
+            faults.append(
+                f"tensor {tensor.name!r} in {tensor.file} ({tensor.dtype}) is quantised, and what makes rows of images "
+                "is read in floats alone: use a checkpoint that keeps it so, or serve text alone"
+            )
         elif name not in wanted:
             faults.append(f"unexpected tensor {tensor.name!r} in {tensor.file}")
         elif name in matched:

@@ -30,7 +30,7 @@ class ImageSpec(ApiModel):
 class ModalitiesSpec(ApiModel):
     """What requests may hold beside text. Left out, nothing of it is loaded or counted."""
 
-    image: ImageSpec | None = Field(default=None, description="Images; the unified 12B alone sees in this release.")
+    image: ImageSpec | None = Field(default=None, description="Images, from safetensors; a GGUF file takes none.")
 
 
 class ImagePlan(ApiModel):
@@ -38,7 +38,14 @@ class ImagePlan(ApiModel):
 
     per_request: int = Field(ge=1, le=MOST_PER_REQUEST, description="Images of one request at most.")
     max_soft_tokens: int = Field(ge=1, le=BUDGETS[-1], description="Rows of a prompt that one image becomes at most.")
-    embedder_bytes: Bytes = Field(description="Of what makes rows of patches, on one GPU; a part of weightsBytes.")
-    rows_bytes: Bytes = Field(description="Of a step all of whose rows are images', on one GPU; of activationBytes.")
+    embedder_bytes: Bytes = Field(
+        description="Of what makes rows of patches, such as a tower, whole on each GPU; a part of weightsBytes."
+    )
+    rows_bytes: Bytes = Field(
+        description="Of making them, in a step all of whose rows are images', on one GPU; of activationBytes."
+    )
+    cache_bytes: Bytes = Field(
+        default=0, description="Of rows that later chunks of a prompt take, on one GPU; of activationBytes."
+    )
     host_bytes: Bytes = Field(description="Of decoding and of pixels, in the pod's request, or in the CPU's container.")
     decoders: int = Field(ge=1, le=8, description="Images that are decoded at a time, each with a processor.")

@@ -23,8 +23,8 @@ def image_input(spec: ModelServeSpec, architecture: ImageArchitecture | None) ->
         return None
     if architecture is None:
         raise InvalidInput(
-            f"{FIELD}: {spec.model.uri} takes no images here: this release sees with the unified 12B alone, in "
-            "safetensors; leave modalities out to serve it for text",
+            f"{FIELD}: {spec.model.uri} takes no images here: a model sees whose safetensors hold what makes rows of "
+            "images, not quantised, beside a vision_config; leave modalities out to serve it for text",
             field=FIELD,
         )
     tokens = asked.max_soft_tokens or DEFAULT_BUDGET
@@ -45,6 +45,7 @@ def image_plan(images: ImageInput | None, memory: MemoryPlan, *, gpus: int) -> I
         max_soft_tokens=images.max_soft_tokens,
         embedder_bytes=terms.get("image_embedder", 0),
         rows_bytes=terms.get("image_rows", 0),
+        cache_bytes=terms.get("image_cache", 0),
         host_bytes=image_host_bytes(images, ranks=max(1, gpus), on_cpu=not gpus),
         decoders=decode_processes(on_cpu=not gpus),
     )
@@ -54,7 +55,7 @@ def image_text(planned: ImagePlan | None, *, bytes_per_token: int) -> str:
     """What seeing costs, in a sentence; `bytes_per_token`: of a long context's cache."""
     if planned is None:
         return ""
-    taken = planned.embedder_bytes + planned.rows_bytes
+    taken = planned.embedder_bytes + planned.rows_bytes + planned.cache_bytes
     tokens = f", {taken // bytes_per_token:,} tokens of cache" if bytes_per_token else ""
     return (
         f"{planned.per_request} image{'s' if planned.per_request > 1 else ''} a request of {planned.max_soft_tokens} "
