@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from assisted import write_assistant
-from model_checkpoints import COMMON, VARIANTS
+from model_checkpoints import COMMON, TOWERS, VARIANTS
 from pretended_gpu import PretendedError, pretended_gpu
+from unified_reference import image_span, random_image, seen_prompt
 
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.engine import Engine
@@ -99,17 +100,21 @@ def test_what_a_capture_gave_back_is_overwritten_by_graphs_of_later_ones() -> No
 
 @pytest.mark.drawn
 @pytest.mark.parametrize(("variant", "profile", "capability", "flags"), [
-    ("E4B", "fast", 90, {"num_speculative_tokens": 3}),
+    ("E4B", "fast", 90, {"num_speculative_tokens": 3, "images_per_request": 1, "max_soft_tokens": 70}),
     ("26B-A4B", "exact", 80, {"prompt_lookup": True, "kv_cache_dtype": "int8"}),
 ])  # fmt: skip
 def test_a_worker_starts_and_answers_with_drafts(
     variant: str, profile: str, capability: int, flags: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of a start, captures included; then requests of every way of sampling, whose steps wait for nothing."""
+    """All of a start, captures included; then requests of every way of sampling, whose steps wait for nothing, nor for
+    an image that chunks cut."""
     monkeypatch.setattr(kernel_cache, "use_kernel_cache", lambda: None)
     text = COMMON | VARIANTS[variant] | {"head_dim": 64, "global_head_dim": 256}
     text |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
     config = {"model_type": "gemma4", "dtype": "bfloat16", "eos_token_id": [1], "text_config": text}
+    if images := flags.get("images_per_request", 0):
+        tower = TOWERS["clipped"] | {"num_hidden_layers": 2, "patch_size": 16, "pooling_kernel_size": 3}
+        config["vision_config"] = tower | {"position_embedding_size": 210}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if "num_speculative_tokens" in flags:
         write_assistant(tmp_path / "drafter", tmp_path, seed=1, hidden=64)
@@ -141,10 +146,14 @@ def test_a_worker_starts_and_answers_with_drafts(
             engine.add(
                 Request(str(number), prompt, SamplingParams(seed=number, max_tokens=9, ignore_eos=True, **sampling))
             )
+        picture = image_span(20, random_image(7, 10, seed=1), seed=1, mutual=False)
+        for number in range(2 * images):
+            seen = SamplingParams(seed=number, max_tokens=9, ignore_eos=True)
+            engine.add(Request(f"image-{number}", seen_prompt(120, (picture,), seed=number), seen, spans=(picture,)))
         while engine.has_work:
             for output in engine.step():
                 assert output.error is None, output.error
                 told += len(output.token_ids)
         runner.shutdown()
-    assert told == 9 * len(SAMPLINGS)
+    assert told == 9 * (len(SAMPLINGS) + 2 * images)
     assert scheduler.stats().draft_tokens_total > 0
