@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import ModelFacts
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason
 from modelserve_operator import labels
-from modelserve_operator.cluster.kinds import EVENT, JOB, POD
+from modelserve_operator.cluster.kinds import CONFIG_MAP, EVENT, JOB, POD
 
 Body = dict[str, Any]
 QUOTA = 'Error creating: pods "tiny-inspect-x" is forbidden: exceeded quota: small, requested: pods=1, limited: pods=0'
@@ -325,3 +326,27 @@ def test_a_job_of_an_earlier_release_is_left_alone(inspecting) -> None:
     running = _job(inspecting)["metadata"]["uid"]
     inspecting.edit("next", pod={"labels": {"a": "b"}})
     assert _job(inspecting)["metadata"]["uid"] == running
+
+
+def test_facts_of_a_release_that_did_not_look_for_images_are_read_anew(inspecting, tiny_facts: ModelFacts) -> None:
+    """Once their ConfigMap is deleted, as the message says; until then images are refused, and text is served on."""
+    inspecting.cluster.end_job(
+        message=tiny_facts.model_dump_json(by_alias=True), name=_job(inspecting)["metadata"]["name"]
+    )
+    inspecting.settle()
+    inspecting.make_ready()
+    inspecting.edit("next", modalities={"image": {"perRequest": 1, "maxSoftTokens": 70}})
+    assert inspecting.condition("Accepted", "next") == ("False", "InvalidSpec")
+    assert "delete the ConfigMap NAME-model-... to have it read anew" in inspecting.message("Accepted", "next")
+    held = next(
+        each for each in inspecting.cluster.of(CONFIG_MAP) if each["metadata"]["name"].startswith("next-model-")
+    )
+    inspecting.cluster.remove(CONFIG_MAP, "ml", held["metadata"]["name"])
+    inspecting.settle()
+    assert inspecting.condition("Planned", "next") == ("Unknown", "InspectingModel")
+    sees = ImageArchitecture(patch_side=48, embed_size=64, positions=1120, mutual=True)
+    facts = tiny_facts.model_copy(update={"images": sees})
+    inspecting.cluster.end_job(message=facts.model_dump_json(by_alias=True), name=_job(inspecting)["metadata"]["name"])
+    inspecting.settle()
+    assert inspecting.condition("Accepted", "next") == ("True", "Valid")
+    assert inspecting.condition("Planned", "next")[0] == "True"

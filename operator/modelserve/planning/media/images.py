@@ -24,7 +24,8 @@ def image_input(spec: ModelServeSpec, architecture: ImageArchitecture | None) ->
     if architecture is None:
         raise InvalidInput(
             f"{FIELD}: {spec.model.uri} takes no images here: a model sees whose safetensors hold what makes rows of "
-            "images, not quantised, beside a vision_config; leave modalities out to serve it for text",
+            "images, not quantised, beside a vision_config; leave modalities out to serve it for text, or, of a model "
+            "that release 0.2 inspected, delete the ConfigMap NAME-model-... to have it read anew",
             field=FIELD,
         )
     tokens = asked.max_soft_tokens or DEFAULT_BUDGET
