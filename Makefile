@@ -22,6 +22,7 @@ $(STAMP): requirements.txt pyproject.toml
 	@# Compiled once: a process that starts, and a pod that may not write here, would do it anew: 3 s of CPU for torch.
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	$(BIN)/python -m compileall -q operator/modelserve* worker/modelserve*
 	@touch $@
 
 demo: install ## Start a real Kubernetes, deploy a small Gemma 4, show its plan, chat with it
@@ -43,7 +44,7 @@ unit: install
 	nice -n 10 $(BIN)/pytest -n 2 --dist worksteal -m "not e2e" --hypothesis-profile=$(EXAMPLES) --durations=40 --junitxml=$(REPORTS)/unit.xml
 
 e2e: install
-	$(BIN)/pytest -m e2e --durations=20 --junitxml=$(REPORTS)/e2e.xml
+	$(BIN)/pytest tests/cluster tests/e2e -m e2e --durations=20 --junitxml=$(REPORTS)/e2e.xml
 
 check: install ## Run ruff, mypy and the import contracts
 	$(BIN)/ruff check .

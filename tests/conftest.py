@@ -10,8 +10,9 @@ import os
 import hypothesis
 import pytest
 
-# As in the engine's process (engine/process.py); read when torch is loaded. Tests run side by side on every core.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# Read when torch is loaded, here and by programs that tests start. Tests run side by side on every core: threads that
+# wait for each other there take three times the CPU, and longer. A test of what threads share says how many it wants.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from cpu_of_tests import pytest_runtest_setup, pytest_runtest_teardown  # noqa: F401

@@ -86,3 +86,10 @@ def test_no_test_asserts_a_duration() -> None:
     measured = re.compile(r"assert [^#\n]*(monotonic|perf_counter|time)\(\) - ")
     tests = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
     assert [str(path.relative_to(ROOT)) for path in tests if measured.search(path.read_text())] == []
+
+
+def test_what_needs_the_cluster_lies_where_make_e2e_looks() -> None:
+    mark = re.compile(r"^(pytestmark = .*|\s*@)pytest\.mark\.e2e", re.MULTILINE)
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if mark.search(path.read_text())]
+    assert marked
+    assert [path for path in marked if path.parent.relative_to(ROOT / "tests").parts[0] not in ("cluster", "e2e")] == []

@@ -14,10 +14,13 @@ from localcluster.checkpoint_upload import upload_checkpoint
 from localcluster.crds import install_crds
 from localcluster.deployment import CHECKPOINT, Deployed, apply_example
 from localcluster.kubectl import KubectlError
+from localcluster.node_profile import NodeProfile
 from localcluster.settings import Layout
 from localcluster.target import Target, find, user_kubeconfig
 
 LAYOUT = Layout("test")
+# Threads that wait for each other on cores that others use take three times the CPU of one thread, and longer.
+ON_BUSY_CORES = NodeProfile(environment=("OMP_NUM_THREADS=1",))
 NAMESPACE = "modelserve-e2e"
 BUILDING: list[subprocess.Popen[bytes]] = []  # the job that builds the images
 NO_IMAGES: list[str] = []  # why there is none
@@ -92,7 +95,7 @@ def cluster() -> Iterator[Target]:
     if local:
         operator_process.stop(LAYOUT)
         lifecycle.down(LAYOUT)
-    target = find(LAYOUT, print)
+    target = find(LAYOUT, print, ON_BUSY_CORES)
     install_crds(target.kubectl)
     weights_volume.create_namespace(target, NAMESPACE)
     upload_checkpoint(target, NAMESPACE, CHECKPOINT)

@@ -41,7 +41,6 @@ def test_drafts_follow_the_first_token_and_end_with_the_answer() -> None:
 
 
 def test_an_assistant_learns_to_draft_and_its_checkpoint_holds_it(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     architecture = ModelArchitecture.from_config(config_json("gemma4-tiny-keqv"))
     target = Decoder(architecture, initial_weights(architecture, seed=0, device=CPU), dtype=torch.float32)
     weights = initial_assistant(target, seed=0)

@@ -14,11 +14,6 @@ CHECKPOINT = Path(__file__).parent / "gemma4-tiny-keqv"
 WINDOW_MUTATION, ROPE_MUTATION = MUTATIONS[0], MUTATIONS[2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_every_mutation_is_caught_in_float32() -> None:
     """Recall past the window, lookbacks and one of each other short skill; docs/evaluation.md has the large table."""
     groups = exercise_groups(CHECKPOINT, distances=[150], n=8, n_short=1, seed=0)

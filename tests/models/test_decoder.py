@@ -24,7 +24,6 @@ SMALL = {"vocab_size": 96, "vocab_size_per_layer_input": 96, "head_dim": 16, "gl
 @pytest.mark.parametrize("model", MODELS)
 def test_packed_rows_give_each_document_the_engines_logits(model: str, tmp_path: Path) -> None:
     """Two documents in one row, longer than two windows, and padding; logits at every place, in float32."""
-    torch.set_num_threads(1)
     architecture = ModelArchitecture.from_config(config_json(model, **SMALL))
     generator = torch.Generator().manual_seed(3)
     weights = {}

@@ -25,7 +25,6 @@ LENGTH, DRAFTS = 256, 7
 
 @pytest.fixture(scope="module")
 def target() -> Decoder:
-    torch.set_num_threads(1)
     return read_decoder(TARGET, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
 
 

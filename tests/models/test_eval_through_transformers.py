@@ -33,7 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    torch.set_num_threads(1)
     spec = importlib.util.spec_from_file_location("eval_through_transformers", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -20,11 +20,6 @@ ASKED = (Cell("arithmetic", None, 2), Cell("facts", None, 2), Cell("recall", 10,
 TOLERANCE = 2e-4  # of log probabilities
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("model", ["keqv", "ple"])
 def test_log_probabilities_are_those_of_the_dequantised_elements(model: str, kind: str, tmp_path: Path) -> None:

@@ -76,7 +76,6 @@ def damaged_alike(mutation: Mutation, model: Gemma4ForCausalLM) -> DenseAttentio
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineLogits:
-    torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("keqv")
     write_untrained(directory, "gemma4-tiny-keqv")
     return EngineLogits(directory, dtype=torch.float32, device=CPU)

@@ -31,11 +31,6 @@ MADE = [
 Quantised = Callable[[str, str], Path]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Quantised:
     root = tmp_path_factory.mktemp("quantised")

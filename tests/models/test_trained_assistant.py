@@ -28,7 +28,6 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def target() -> Decoder:
-    torch.set_num_threads(1)
     return read_decoder(TARGET, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
 
 

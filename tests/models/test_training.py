@@ -33,7 +33,6 @@ BOUND = 2.2
 
 
 def test_a_toy_learns_on_the_cpu() -> None:
-    torch.set_num_threads(1)
     architecture = ModelArchitecture.from_config(config_json(MODEL, **TOY))
     weights = initial_weights(architecture, seed=0, device=torch.device("cpu"))
     decoder = Decoder(architecture, weights, dtype=torch.float32)

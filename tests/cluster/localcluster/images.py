@@ -67,10 +67,11 @@ def write_programs(folder: Path) -> None:
         path.chmod(0o755)
 
 
-def plain_runtime_spec(default: dict[str, Any]) -> dict[str, Any]:
+def plain_runtime_spec(default: dict[str, Any], profile: NodeProfile) -> dict[str, Any]:
     """The OCI runtime specification of containers that bring all they need in their image."""
     # Without CAP_SYS_RESOURCE a limit may not be raised above the runtime's own, so containers inherit that.
-    return default | {"process": {name: value for name, value in default["process"].items() if name != "rlimits"}}
+    process = {name: value for name, value in default["process"].items() if name != "rlimits"}
+    return default | {"process": process | {"env": [*process.get("env", ()), *profile.environment]}}
 
 
 def runtime_spec(default: dict[str, Any], *, programs: Path, profile: NodeProfile) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def runtime_spec(default: dict[str, Any], *, programs: Path, profile: NodeProfil
         for inside, outside in _lent_folders(programs, profile).items()
     ]
     linux = linux_devices(default["linux"], profile.devices)
-    return plain_runtime_spec(default) | {"linux": linux, "mounts": [*default["mounts"], *mounts]}
+    return plain_runtime_spec(default, profile) | {"linux": linux, "mounts": [*default["mounts"], *mounts]}
 
 
 def _folder(archive: tarfile.TarFile, name: str, mode: int) -> None:

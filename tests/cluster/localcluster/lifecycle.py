@@ -121,7 +121,7 @@ def _start(layout: Layout, programs: dict[str, Path], progress: Progress, profil
         layout,
         cni_folder=plugins,
         runtime_spec=runtime_spec(json.loads(default), programs=layout.path / "bin", profile=profile),
-        plain_spec=plain_runtime_spec(json.loads(default)),
+        plain_spec=plain_runtime_spec(json.loads(default), profile),
         snapshotter=snapshotter,
         profile=profile,
     )

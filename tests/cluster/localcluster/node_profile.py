@@ -26,6 +26,7 @@ class NodeProfile:
     libraries: tuple[Path, ...] = ()
     devices: tuple[Path, ...] = ()
     kernels: Path | None = None
+    environment: tuple[str, ...] = ()  # NAME=value, for containers whose pod does not say otherwise
 
 
 PLAIN = NodeProfile()

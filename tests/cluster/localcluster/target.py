@@ -34,13 +34,14 @@ def user_kubeconfig() -> Path | None:
     return None if path in {Layout(name).admin_kubeconfig for name in CLUSTERS} else path
 
 
-def find(layout: Layout, progress: Progress) -> Target:
-    """The user's cluster where KUBECONFIG names one, else `layout`, started if need be. Raises ClusterError."""
+def find(layout: Layout, progress: Progress, profile: NodeProfile = PLAIN) -> Target:
+    """The user's cluster where KUBECONFIG names one, else `layout`, started if need be with a node of this `profile`.
+    Raises ClusterError."""
     kubeconfig = user_kubeconfig()
     if kubeconfig is not None:
         return _users(kubeconfig, layout)
     try:
-        return local(layout, progress)
+        return local(layout, progress, profile)
     except ClusterError as error:
         raise ClusterError(f"{error}\nTo use a cluster of your own instead, set KUBECONFIG.") from error
 

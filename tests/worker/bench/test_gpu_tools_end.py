@@ -33,7 +33,7 @@ def running(folder: Path) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_worker_ends_with_the_tool_and_figures_so_far_are_told(number: signal.Signals, tmp_path: Path) -> None:
     """In the middle of a load of thousands of tokens; at SIGTERM, as at its own deadline, it prints its table."""
-    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, str(ROOT / "tests/bench"), "serve_and_bench", "--variant", "tiny", "--device", "cpu"]
     command += ["--cpu-memory-bytes", str(1 << 30), "--point", DONE, "--point", "16/2000/1/9"]
     said = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -32,7 +31,7 @@ def served_checkpoints(folder: Path, models: Mapping[str, Path], **settings: Any
             with (folder / f"{name}.log").open("wb") as log:
                 processes[name] = subprocess.Popen(
                     [sys.executable, "-m", "modelserve_worker", "serve", "--config", str(folder / f"{name}.yaml")],
-                    env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=log,
+                    stderr=log,
                 )  # fmt: skip
         for name, process in processes.items():
             while not _ready(ports[name]):

@@ -21,11 +21,6 @@ from modelserve_worker.request import SamplingParams
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
 def _released_replicas(request: pytest.FixtureRequest) -> Iterator[None]:
     """A GPU gets back what a test's replicas held: the next one, or its process, would count it as memory in use."""
     yield

@@ -55,7 +55,6 @@ def conversations() -> list[Rendered]:
 
 
 def _engine() -> tuple[Engine, Heard]:
-    torch.set_num_threads(1)
     model = load_checkpoint(TARGET)
     block = block_drafter(model, DFLASH, num_tokens=7, slots=SLOTS, step_rows=256 + SLOTS * 8)
     drafter, geometry = Heard(block), geometry_beside(model, block.network)

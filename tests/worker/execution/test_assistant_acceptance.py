@@ -30,7 +30,6 @@ SLOTS, LONGEST = 4, 704
 
 @pytest.fixture(scope="module")
 def model() -> Gemma4ForCausalLM:
-    torch.set_num_threads(1)
     return load_checkpoint(TARGET)
 
 

@@ -32,7 +32,7 @@ def sessions(*faults: str, device: str = "cpu", ranks: int = 2) -> dict[str, Any
     done = subprocess.run(
         [sys.executable, "tests/worker/execution/dead_lanes.py", device, str(ranks), *faults],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": "operator:worker:tests/soak", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": "operator:worker:tests/soak"},
         capture_output=True,
         text=True,
         check=False,

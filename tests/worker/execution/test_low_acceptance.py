@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import torch
 from assisted import ASSISTANT, TARGET, assistant_for, engine_with, write_assistant
 from model_checkpoints import load_checkpoint
 from paged_logits import geometry_of
@@ -23,7 +22,6 @@ FEW = 60  # proposals; fewer than minutes of a worker have
 
 @pytest.fixture(scope="module")
 def model() -> Gemma4ForCausalLM:
-    torch.set_num_threads(1)
     return load_checkpoint(TARGET)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -70,8 +69,7 @@ def test_a_worker_serves_the_longest_context_that_its_pool_holds(checkpoint: Pat
     architecture = read_architecture(checkpoint)
     memory = _limit_for(architecture, _geometry(architecture).held_bytes(2000))
     (port,) = free_ports(1)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(_command(checkpoint, memory=memory, port=port), env=environment)
+    process = subprocess.Popen(_command(checkpoint, memory=memory, port=port))
     try:
         plan = _plan(process, port)
         assert 2000 <= plan["maxModelLen"] < 2064, "to the end of the last page"

@@ -19,7 +19,7 @@ def test_sessions_over_two_ranks_and_host_memory() -> None:
     done = subprocess.run(
         [sys.executable, "tests/soak/sessions.py", "--seconds", str(share(10))],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": "operator:worker", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": "operator:worker"},
         capture_output=True,
         text=True,
         check=False,

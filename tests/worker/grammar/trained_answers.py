@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from modelserve.engine_args import EngineArgs
 from modelserve_worker.engine.engine import Engine
 from modelserve_worker.engine_startup import build_engine
@@ -27,7 +25,6 @@ class TrainedModel:
     """One engine on the CPU, and the text side of its checkpoint."""
 
     def __init__(self, directory: Path = MODEL, **engine_args: Any) -> None:
-        torch.set_num_threads(1)
         args = {"model": str(directory), "device": "cpu", "max_model_len": MODEL_LEN, "cpu_memory_bytes": 2 << 30}
         built = build_engine(EngineArgs.model_validate(args | engine_args), lambda done, total: None)
         self.engine: Engine = built.engine

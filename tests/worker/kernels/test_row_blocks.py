@@ -16,6 +16,14 @@ pytestmark = pytest.mark.drawn
 BLOCKS = {4, 8, 16, 32, 64, 128, 256}
 
 
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """As workers have: a product is shared out among them."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1536, 6144), (2560, 10240), (112, 2048), (64, 64)])
 def test_on_a_cpu_a_row_has_the_bits_that_it_has_beside_others(outputs: int, inputs: int, dtype: torch.dtype) -> None:

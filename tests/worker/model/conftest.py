@@ -6,13 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from model_checkpoints import make_checkpoint
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,6 @@ def _last_by_rows(cases: list[Case], parallel: TensorParallel) -> list[Tensor]:
 
 
 def _rank(rank: int, size: int, work: Work, scratch: Path) -> None:
-    torch.set_num_threads(1)
     parallel = join_tensor_parallel(
         rank=rank, size=size, init_method=f"file://{scratch}/rendezvous", device=torch.device("cpu"), timeout_s=120.0
     )

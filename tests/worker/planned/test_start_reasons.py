@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
@@ -18,11 +17,6 @@ from modelserve_worker.grammar import compiler
 from modelserve_worker.terminal_error import TerminalError
 
 TARGET = Path(__file__).parents[2] / "models" / "gemma4-tiny-keqv"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _reason(**changes: Any) -> tuple[TerminationReason, str]:

@@ -36,7 +36,7 @@ def adapter_worker(model: Path, told: Path) -> Iterator[str]:
     }  # fmt: skip
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "modelserve_worker", "serve", *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MODELSERVE_ADAPTERS_DIR": str(told)}
+    environment = os.environ | {"MODELSERVE_ADAPTERS_DIR": str(told)}
     with subprocess.Popen(command, env=environment) as process:
         try:
             url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 240

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -38,7 +37,7 @@ def worker(model: Path, **settings: Any) -> Iterator[str]:
     }  # fmt: skip
     flags = [word for name, value in (fixed | settings).items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "modelserve_worker", "serve", *flags]
-    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+    with subprocess.Popen(command) as process:
         try:
             url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 240
             while True:

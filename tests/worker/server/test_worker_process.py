@@ -41,7 +41,6 @@ def _command(*arguments: str) -> list[str]:
 def _worker(config: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         _command("serve", "--config", str(config), "--port", str(port)),
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -27,7 +27,6 @@ def test_the_same_seed_writes_the_same_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_loads_in_an_independent_reader_and_is_not_degenerate(variant: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    torch.set_num_threads(1)
     size = write_checkpoint(tmp_path, variant=variant)
     architecture = ModelArchitecture.from_config(json.loads((tmp_path / "config.json").read_text()))
     tensors = load_file(tmp_path / "model.safetensors")

@@ -155,6 +155,7 @@ def start_rank(
             most_rows=args.max_num_batched_tokens,
             longest=architecture.max_position_embeddings,
             weights_bytes=model.parameter_bytes(),
+            ranks=args.tensor_parallel_size,
         )
     phases.end("profile")
     use, pool_bytes = _agree(use, parallel, device)
