@@ -81,7 +81,7 @@ class TowerLayer(nn.Module):
         self.mlp_norm, self.added_norm = placement.parameter(hidden), placement.parameter(hidden)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
-        """x [n, h], changed in place, of images of so many patches; turn: cosines and sines [n, 1, 1, d]."""
+        """x [n, h], changed in place, of images of so many patches; turn: `angles` [n, 1, 1, d]."""
         x += self._norm(self._attended(self._norm(x, self.input_norm), turn, lengths), self.attended_norm)
         x += self._norm(self._mlp(self._norm(x, self.mlp_norm)), self.added_norm)
         return x
@@ -91,7 +91,9 @@ class TowerLayer(nn.Module):
 
     def _attended(self, x: Tensor, turn: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
         qkv = self.qkv(x).view(len(x), 3, self.heads, self.head_dim)
-        qkv = functional.rms_norm(qkv, (self.head_dim,), eps=self.eps)
+        # Heads are short rows and many, of which PyTorch's norm takes a block of threads each.
+        lengths_of_heads = torch.linalg.vector_norm(qkv, dim=-1, keepdim=True, dtype=torch.float32)
+        qkv.mul_(lengths_of_heads.square_().div_(self.head_dim).add_(self.eps).rsqrt_())
         qk = turned(qkv[:, :2] * self.qk_norm[:, None], turn)
         # [n, heads, d] each; nothing but the patches of one image meet, and no device holds their scores.
         parts = (torch.split(each, list(lengths)) for each in (qk[:, 0], qk[:, 1], qkv[:, 2]))
@@ -116,19 +118,19 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """x [n, ..., d], given up, turned by [n, ..., d] cosines and sines: of each of two halves its first half with its
-    second."""
-    halves = x.view(*x.shape[:-1], 2, 2, x.shape[-1] // 4)
-    across = torch.stack((-halves[..., 1, :], halves[..., 0, :]), -2).view(x.shape)
-    return x.mul_(turn[0]).add_(across.mul_(turn[1]))
+    """x [n, ..., d], given up, turned by [n, ..., d] `angles`: of each of two halves its first half with its second."""
+    across = x.view(*x.shape[:-1], 2, 2, x.shape[-1] // 4).flip(-2).view(x.shape)
+    return x.mul_(turn[0]).addcmul_(across, turn[1])
 
 
 def angles(places: Tensor, *, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [n, d] of patches at `places` [n, 2], column and row."""
+    """Cosines and sines [n, d] of patches at `places` [n, 2], column and row. Sines are of what is added: they have the
+    other sign where the second half of a half is taken off its first."""
     exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=places.device) / (head_dim // 2)
     turns = places[:, :, None, None].float() / theta**exponents  # [n, 2, 1, d / 4]
-    wide = turns.expand(-1, -1, 2, -1).flatten(1)
-    return wide.cos().to(dtype), wide.sin().to(dtype)
+    cosines = turns.cos().expand(-1, -1, 2, -1).flatten(1)
+    sines = turns.sin()
+    return cosines.to(dtype), torch.cat((-sines, sines), 2).flatten(1).to(dtype)
 
 
 def small_places(patches: ImagePatches, pooled: int) -> NDArray[np.int64]:

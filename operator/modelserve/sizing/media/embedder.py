@@ -90,6 +90,6 @@ def _tower_bytes(tower: TowerArchitecture, images: ImageArchitecture, e: int) ->
     hidden, pixels = tower.hidden_size, images.patch_values // tower.patches
     throughout = 2 * tower.head_dim * e + 2 * 8 + pixels
     entering = pixels * (1 + 4 + e) + 3 * hidden * e
-    attention = (2 * hidden + 8 * tower.attention_size) * e
+    attention = (2 * hidden + 7 * tower.attention_size) * e
     mlp = (2 * hidden + 3 * tower.intermediate_size) * e
     return tower.patches * (throughout + max(entering, attention, mlp))
