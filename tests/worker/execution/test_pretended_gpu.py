@@ -125,6 +125,7 @@ def test_a_worker_starts_and_answers_with_drafts(
             max_model_len=LONGEST, profile=profile, gpu_memory_utilization=0.4, **flags,
         ))  # fmt: skip
         assert len(gpu.graphs) > SLOTS
+        assert not (images and torch.backends.cuda.cudnn_sdp_enabled()), "it makes a plan for each length of an image"
         runner, exact = replica.runner, profile == "exact"
         limits = SchedulerLimits(64, SLOTS, LONGEST, (), captured_rows=replica.captured_rows, exact=exact)
         pool = 8 * replica.geometry.held_bytes(LONGEST) // 128 * 128

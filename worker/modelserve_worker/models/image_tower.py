@@ -161,6 +161,9 @@ class ImageTower(nn.Module):
         standard = tower.standardised
         self.bias, self.scale = (placement.parameter(hidden) if standard else None for _ in range(2))
         self.projection = placement.parameter(hidden_size, hidden)
+        if placement.device.type == "cuda":
+            # It makes a plan for each new length, and images have hundreds. Nothing else here attends by PyTorch.
+            torch.backends.cuda.enable_cudnn_sdp(False)
 
     def places(self, patches: ImagePatches) -> NDArray[np.int64]:
         """Where its small patches are, [n, 2]."""
