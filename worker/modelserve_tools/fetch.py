@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -96,13 +96,21 @@ def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None
         return str(api.model_info(repository, revision=revision).sha)
 
 
-def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, commit: str | None = None) -> None:
+def fetch(
+    uri: str,
+    revision: str,
+    dest: Path,
+    *,
+    metadata_only: bool = False,
+    commit: str | None = None,
+    endpoint: str | None = None,
+) -> None:
     """Make `dest` hold the files of `uri` (hf://OWNER/NAME, or hf://OWNER/NAME/FILE.gguf for that one with its other
     parts) at `revision`; with metadata_only the headers of the weight files stand in for these.
 
-    `commit`: what the revision was resolved to. Raises InvalidInput for what another try cannot cure (malformed uri,
-    unknown or closed repository or revision, a directory that holds another model or cannot be written),
-    CommitGoneError, DownloadError for the rest.
+    `commit`: what the revision was resolved to. `endpoint`: where the Hub is, if not at HF_ENDPOINT. Raises
+    InvalidInput for what another try cannot cure (malformed uri, unknown or closed repository or revision, a directory
+    that holds another model or cannot be written), CommitGoneError, DownloadError for the rest.
     """
     repository, file = _address(uri)
     wanted = Fetched(uri=uri, revision=revision, metadata_only=metadata_only)
@@ -118,7 +126,7 @@ def fetch(uri: str, revision: str, dest: Path, *, metadata_only: bool = False, c
                     f"{dest} holds {present.uri} at {present.revision}, not {uri} at {revision}: use another directory "
                     "(storage.subPath) for each model and revision"
                 )
-            with _hub(repository, commit or revision, resolved=bool(commit)) as api:
+            with _hub(repository, commit or revision, resolved=bool(commit), endpoint=endpoint) as api:
                 found = _transfer(api, repository, commit or revision, dest, file=file, metadata_only=metadata_only)
             (dest / DOWNLOAD_MARKER).write_text(wanted.model_copy(update={"commit": found}).model_dump_json())
     except OSError as error:
@@ -189,7 +197,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _hub(
-    repository: str, revision: str, *, resolved: bool = False, access_field: str = "model.authSecretRef"
+    repository: str,
+    revision: str,
+    *,
+    resolved: bool = False,
+    access_field: str = "model.authSecretRef",
+    endpoint: str | None = None,
 ) -> Iterator[HfApi]:
     """The Hub's client; what it raises becomes InvalidInput, CommitGoneError (if `resolved`) or DownloadError.
 
@@ -199,7 +212,7 @@ def _hub(
 
     token = os.environ.get("HF_TOKEN")
     try:
-        yield HfApi(token=token or False)
+        yield HfApi(endpoint=endpoint, token=token or False)
     except errors.GatedRepoError as error:
         have = "the token given has no access" if token else "no token was given"
         raise InvalidInput(
@@ -223,7 +236,8 @@ def _hub(
         raise
     except Exception as error:  # the transfer stack raises errors of several libraries, all cured by another try
         raise DownloadError(
-            f"downloading hf://{repository} from {_endpoint()} failed: {_with_cause(error)}: the next try continues it"
+            f"downloading hf://{repository} from {endpoint or _endpoint()} failed: {_with_cause(error)}: the next try "
+            "continues it"
         ) from error
 
 
@@ -292,12 +306,14 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def fetch_drafter(uri: str, revision: str, dest: Path, *, recorded: Path | None) -> FetchedDrafter:
+def fetch_drafter(
+    uri: str, revision: str, dest: Path, *, recorded: Path | None, pause: Callable[[float], None] = time.sleep
+) -> FetchedDrafter:
     """Make `dest` hold an assistant, at the commit that `recorded` (a file), the directory or the Hub says that the
     revision stands for. Raises nothing that a model should wait for: what went wrong is in the answer.
     """
     problem = ""
-    for pause in (*OPTIONAL_PAUSES_S, None):
+    for seconds in (*OPTIONAL_PAUSES_S, None):
         try:
             commit = resolve(uri, revision, dest, recorded=recorded)
             fetch(uri, revision, dest, commit=commit)
@@ -306,8 +322,8 @@ def fetch_drafter(uri: str, revision: str, dest: Path, *, recorded: Path | None)
             return FetchedDrafter(problem=str(error))
         except (DownloadError, ValidationError, OSError) as error:
             problem = str(error)
-        if pause is not None:
-            time.sleep(pause)
+        if seconds is not None:
+            pause(seconds)
     return FetchedDrafter(problem=problem)
 
 
@@ -331,7 +347,9 @@ def _fetch_adapter(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, *, tell_drafter: Callable[[FetchedDrafter], None] = write_fetched_drafter
+) -> int:
     """Exit 0 when complete, 1 when another try may help, TERMINAL_EXIT_CODE when none can."""
     parser = argparse.ArgumentParser(
         prog="modelserve-worker fetch", description="Download a model from the Hugging Face Hub."
@@ -355,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.optional:
         told = fetch_drafter(arguments.uri, arguments.revision, arguments.dest, recorded=arguments.recorded)
         logger.info("%s", told.problem or f"{arguments.uri} at {arguments.revision} is commit {told.commit}")
-        write_fetched_drafter(told)
+        tell_drafter(told)
         return 0
     try:
         if arguments.resolve:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
 import pytest
 from scripted_endpoint import Script, ScriptedEndpoint, completion, refusal, right, wrong
 from starlette.responses import PlainTextResponse, Response
 
-from modelserve_tools.evaluation import client
 from modelserve_tools.evaluation.cells import Cell, plan_cells
 from modelserve_tools.evaluation.client import Backoff, ChatEndpoint, EndpointGone, chat_body, open_http
 from modelserve_tools.evaluation.exercise import Answer, Exercise, ToolCall
@@ -43,6 +42,7 @@ async def _run(
     max_model_len: int | None = None,
     concurrency: int = 4,
     failures: list[Failure] | None = None,
+    **of_endpoint: Any,
 ) -> tuple[CellResult, ...]:
     measurement = Measurement(
         cells,
@@ -52,7 +52,7 @@ async def _run(
         on_progress=lambda done, total: None,
     )
     async with httpx.AsyncClient(base_url="http://endpoint/v1", transport=transport, timeout=5) as http:
-        endpoint = ChatEndpoint(http, backoff=QUICK)
+        endpoint = ChatEndpoint(http, backoff=QUICK, **of_endpoint)
         await measurement.run(
             endpoint, model=ModelCard(id="tiny", max_model_len=max_model_len), concurrency=concurrency
         )
@@ -223,22 +223,20 @@ async def test_requests_are_bounded(concurrency: int) -> None:
     assert (endpoint.most_open, result.outcomes) == (concurrency, "1" * 12)
 
 
-async def test_latency_is_of_the_reply_without_the_waits_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, pause = 100.0, asyncio.sleep
+async def test_latency_is_of_the_reply_without_the_waits_before_it() -> None:
+    now = 100.0
 
     async def wait(seconds: float) -> None:
         nonlocal now
         now += 1.0
-        await pause(0)
 
     async def slow(asked: Exercise, attempt: int) -> Response:
         nonlocal now
         now += 0.02
         return right(asked) if attempt else refusal(503, "later")
 
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    monkeypatch.setattr(client.asyncio, "sleep", wait)
-    (result,) = await _ask([Cell("arithmetic", None, 3)], slow, concurrency=1)
+    cells = [Cell("arithmetic", None, 3)]
+    (result,) = await _ask(cells, slow, concurrency=1, clock=lambda: now, pause=wait)
     assert result.median_ms == pytest.approx(20)
     assert now == pytest.approx(100 + 3 * (1 + 2 * 0.02)), "one wait and two answers for each question"
 

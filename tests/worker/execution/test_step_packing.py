@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import IN_FLIGHT, ScheduledBatch, TableUpdates
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.step.input_batch import StepPacker
+from modelserve_worker.step.staging import StagingBuffer
 from modelserve_worker.step.step_size import QueryBlocks, StepSize
 
 CPU = torch.device("cpu")
@@ -55,11 +57,17 @@ def batch_of(
     )
 
 
-def test_a_step_sends_the_passes_that_it_has(geometry: CacheGeometry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_sends_the_passes_that_it_has(geometry: CacheGeometry) -> None:
     """And no room of others: 3 words a request and chunk, of which there are 201 MB at 4,096 requests."""
-    packer, sent = packer_of(geometry), []
-    send = packer._any.send
-    monkeypatch.setattr(packer._any, "send", lambda **which: sent.append(which) or send(**which))
+    sent: list[dict[str, Any]] = []
+
+    class Told(StagingBuffer):
+        def send(self, **which: Any) -> None:
+            sent.append(which)
+            super().send(**which)
+
+    packer = packer_of(geometry, staging=Told)
+    sent.clear()
     one = packer.pack(batch_of([(0, 5, 1), (1, 0, 30)]))
     several = packer.pack(batch_of([(0, 5, 1), (1, 200, 30), (2, 200, 30)]))
     assert (len(one.passes), len(several.passes)) == (1, 2)
@@ -72,10 +80,10 @@ def geometry(small_architecture, geometry_of) -> CacheGeometry:
     return geometry_of(small_architecture("31b", sliding_window=WINDOW))
 
 
-def packer_of(geometry: CacheGeometry, *, tokens: int = TOKENS) -> StepPacker:
+def packer_of(geometry: CacheGeometry, *, tokens: int = TOKENS, **more: Any) -> StepPacker:
     return StepPacker(
         geometry, max_num_batched_tokens=tokens, max_num_seqs=REQUESTS, max_model_len=LONGEST, vocab_size=VOCAB,
-        blocks=BLOCKS, device=CPU,
+        blocks=BLOCKS, device=CPU, **more,
     )  # fmt: skip
 
 

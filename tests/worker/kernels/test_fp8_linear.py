@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import fp8_inputs
 from modelserve_worker.kernels.compiling.cuda_kernel import source_file
-from modelserve_worker.kernels.products import fp8_linear, fp8_linear_triton
+from modelserve_worker.kernels.products import fp8_linear_triton
 from modelserve_worker.kernels.products.fp8_linear import e4m3_precision, repack_fp8
 from modelserve_worker.kernels.products.fp8_linear_triton import PLANES, PRECISION, fp8_grouped_with, fp8_product_with
 from modelserve_worker.kernels.products.linear_tiles import LinearTile, SharedBuffers
@@ -52,11 +52,10 @@ CASES: list[tuple[int, int, Kind]] = [
 
 
 @pytest.mark.parametrize(("rows", "inputs", "kind"), CASES)
-def test_repacked_weights_are_the_published_ones(rows, inputs, kind, device, monkeypatch) -> None:
-    monkeypatch.setattr(fp8_linear, "REPACKED_ELEMENTS", 20 * 1024)
+def test_repacked_weights_are_the_published_ones(rows, inputs, kind, device) -> None:
     elements, scale, exact = published(rows, inputs, kind, device)
     address = elements.data_ptr()
-    matrix = repack_fp8(elements, scale, rounds_inputs=False)
+    matrix = repack_fp8(elements, scale, rounds_inputs=False, at_a_time=20 * 1024)
     assert matrix.elements.shape == (rows, fp8_inputs(inputs))
     assert matrix.scale_rows == (128 if kind == "block" else 0)
     assert (matrix.elements.data_ptr() == address) == (inputs % 64 == 0), "in place where it can be"

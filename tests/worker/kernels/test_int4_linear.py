@@ -15,7 +15,6 @@ from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import SPLIT_SUM_BYTES, dequantised_rows, int4_matrix_bytes
 from modelserve_worker.kernels.compiling.cuda_kernel import source_file
-from modelserve_worker.kernels.products import int4_linear, tiled_products
 from modelserve_worker.kernels.products.int4_linear import Int4Tiles, repack_int4
 from modelserve_worker.kernels.products.int4_linear_triton import (
     FINELY_SCALED,
@@ -99,10 +98,10 @@ CASES = [(80, 512, 32, False), (40, 704, 32, True), (72, 512, 128, False), (70, 
 
 
 @pytest.mark.parametrize(("rows", "inputs", "group", "asymmetric"), CASES)
-def test_repacked_weights_are_the_published_ones(rows, inputs, group, asymmetric, device, monkeypatch) -> None:
-    monkeypatch.setattr(int4_linear, "REPACKED_ELEMENTS", 20 * 1024)  # in several pieces, the last one smaller
+def test_repacked_weights_are_the_published_ones(rows, inputs, group, asymmetric, device) -> None:
     case = matrix(rows, inputs, group=group, asymmetric=asymmetric, device=device, half=group == 128)
-    tiles = case.tiles
+    # In several pieces, the last one smaller.
+    tiles = repack_int4(case.packed, case.scale, case.zero_point, at_a_time=20 * 1024)
     assert (tiles.group, tiles.scales.dtype) == (group, case.scale.dtype)
     assert torch.equal(int4_elements(tiles, torch.float64), case.exact), case.seed
     held = sum(t.nbytes for t in (tiles.words, tiles.scales, tiles.zero_points) if t is not None)
@@ -146,12 +145,11 @@ def test_products_over_the_inputs_of_the_31b(inputs, tile, device) -> None:
     assert error(multiplied(x, case.tiles, tile), x, case.exact) < (4e-3 if tile.few else 8e-3), case.seed
 
 
-def test_many_rows_are_dequantised_block_by_block_as_the_reference_rounds(device, monkeypatch) -> None:
+def test_many_rows_are_dequantised_block_by_block_as_the_reference_rounds(device) -> None:
     case = matrix(300, 704, group=32, asymmetric=True, device=device)
-    monkeypatch.setattr(tiled_products, "dequantised_rows", lambda rows, inputs: 128)
     x = rows_of(5, 704, device)
     expected = x.double() @ int4_elements(case.tiles, torch.bfloat16).double().t()
-    actual = int4_dequantised_product(x, case.tiles, shared=SharedBuffers(x.device))
+    actual = int4_dequantised_product(x, case.tiles, shared=SharedBuffers(x.device, block_bytes=2 * 128 * 704))
     assert (actual.double() - expected).norm() / expected.norm() < 4e-3, case.seed
     assert dequantised_rows(rows=300, inputs=704) == 300
     assert dequantised_rows(rows=43008, inputs=5376) * 5376 * 2 <= 128 << 20

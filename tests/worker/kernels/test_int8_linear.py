@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelserve.sizing.weights.quantised_tiles import INT8_GROUPS, int8_inputs
 from modelserve_worker.kernels.compiling.cuda_kernel import source_file
-from modelserve_worker.kernels.products import int8_linear, linear_tiles, tiled_products
+from modelserve_worker.kernels.products import linear_tiles
 from modelserve_worker.kernels.products.int8_linear import Int8Pairs, repack_int8
 from modelserve_worker.kernels.products.int8_linear_triton import (
     PLANES,
@@ -51,12 +51,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rows", "inputs", "group"), CASES)
-def test_repacked_weights_are_the_loaded_ones(rows, inputs, group, device, monkeypatch) -> None:
-    monkeypatch.setattr(int8_linear, "REPACKED_ELEMENTS", 20 * 1024)
+def test_repacked_weights_are_the_loaded_ones(rows, inputs, group, device) -> None:
     for dtype in SCALES:
         elements, scale, exact = loaded(rows, inputs, group, dtype, device)
         address = elements.data_ptr()
-        matrix = repack_int8(elements, scale, group)
+        matrix = repack_int8(elements, scale, group, at_a_time=20 * 1024)
         assert matrix.elements.shape == (rows, int8_inputs(inputs))
         assert matrix.scales.dtype is (dtype if group else torch.float32)
         assert (matrix.elements.data_ptr() == address) == (inputs % 128 == 0), "in place where it can be"
@@ -77,12 +76,10 @@ def test_products_equal_float64(rows, inputs, group, tile, device) -> None:
     assert not shared.split_sums.arrivals.any()
 
 
-@pytest.mark.parametrize(("rows", "inputs", "group"), [(150, 200, 0), (90, 208, 16), (72, 160, 32), (70, 384, 128)])
-def test_dequantised_products_equal_float64(rows, inputs, group, device, monkeypatch) -> None:
+@pytest.mark.parametrize(("rows", "inputs", "group"), [(278, 200, 0), (154, 208, 16), (136, 160, 32), (134, 384, 128)])
+def test_dequantised_products_equal_float64(rows, inputs, group, device) -> None:
     """In blocks of rows, the last one in part; what was in the buffer before does not matter."""
-    monkeypatch.setattr(tiled_products, "dequantised_rows", lambda **_: 64)
-    monkeypatch.setattr(linear_tiles, "DEQUANTISED_BLOCK_BYTES", 2 * 64 * inputs)
-    shared = SharedBuffers(device)
+    shared = SharedBuffers(device, block_bytes=2 * 128 * inputs)
     shared.dequantised_block.fill_(torch.nan)
     for dtype in SCALES:
         elements, scale, exact = loaded(rows, inputs, group, dtype, device)
@@ -90,8 +87,8 @@ def test_dequantised_products_equal_float64(rows, inputs, group, device, monkeyp
         matrix = repack_int8(elements, scale, group)
         output = int8_dequantised_product(x, matrix, shared=shared)
         assert error(output, x.double() @ exact.t()) < 8e-3
-        last = shared.dequantised_block.view(64, inputs)[: rows % 64]
-        assert torch.equal(last, int8_elements(matrix, torch.bfloat16)[-(rows % 64) :]), "each rounded once"
+        last = shared.dequantised_block.view(128, inputs)[: rows % 128]
+        assert torch.equal(last, int8_elements(matrix, torch.bfloat16)[-(rows % 128) :]), "each rounded once"
 
 
 @pytest.mark.parametrize("inputs", [5376, 21504])

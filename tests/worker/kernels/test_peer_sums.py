@@ -4,6 +4,7 @@ layers take each sum to where it fits. What the kernels compute is compared on G
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from modelserve.sizing.rank_sums import (
     peer_rows_layout,
 )
 from modelserve_worker.kernels.compiling import cuda_kernel
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource
 from modelserve_worker.kernels.elementwise.elementwise import PlainElementwise
-from modelserve_worker.kernels.peers import peer_rows, peer_sums
 from modelserve_worker.kernels.peers.peer_rows import PeerRows
 from modelserve_worker.kernels.peers.peer_sums import PeerBuffers, PeerSums
 from modelserve_worker.layers.parallel import TensorParallel, sum_in_rank_order
@@ -38,29 +39,33 @@ def buffers(ranks: int, rank: int = 0) -> PeerBuffers:
     return PeerBuffers(addresses, rank, state, ended)
 
 
-def rows_sums(layout: PeerRowsLayout, capability: int = 90) -> PeerRows:
-    normed = torch.zeros(layout.rows, layout.width, dtype=torch.bfloat16)
-    return PeerRows(buffers(layout.ranks), layout, normed, capability=capability, multiprocessors=132)
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+class Launched(list[dict]):
     """Arguments of every launch, of which there is none."""
-    found: list[dict] = []
-    for module in (peer_rows, peer_sums):
-        monkeypatch.setattr(module, "launch", lambda source, **options: found.append({"source": source, **options}))
-    return found
+
+    def __call__(self, source: CudaSource, **options: Any) -> None:
+        self.append({"source": source, **options})
+
+
+def small_sums(launched: Launched, ranks: int = 2, capability: int = 80) -> PeerSums:
+    return PeerSums(buffers(ranks), capability=capability, launch=launched)
+
+
+def rows_sums(layout: PeerRowsLayout, launched: Launched | None = None, capability: int = 90) -> PeerRows:
+    normed, launch = torch.zeros(layout.rows, layout.width, dtype=torch.bfloat16), launched
+    if launch is None:
+        launch = Launched()
+    sizes = {"capability": capability, "multiprocessors": 132}
+    return PeerRows(buffers(layout.ranks), layout, normed, **sizes, launch=launch)
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90])
 @pytest.mark.parametrize(("width", "ranks"), [(5376, 2), (1536, 8)])
-def test_kernels_compile_within_the_registers_of_their_blocks(
-    launched: list[dict], capability: int, width: int, ranks: int
-) -> None:
+def test_kernels_compile_within_the_registers_of_their_blocks(capability: int, width: int, ranks: int) -> None:
+    launched = Launched()
     x, weight = torch.zeros(8, width, dtype=torch.bfloat16), torch.zeros(width, dtype=torch.bfloat16)
-    small = PeerSums(buffers(ranks), capability=capability)
+    small = small_sums(launched, ranks, capability)
     small.all_reduce(x)
-    for sums in (small, rows_sums(PeerRowsLayout(8192, width, ranks), capability)):
+    for sums in (small, rows_sums(PeerRowsLayout(8192, width, ranks), launched, capability)):
         sums.residual_norm(x.clone(), x, weight, scalar=None, next_weight=weight, eps=EPS)
     assert [each["source"].file for each in launched] == ["peer_sums.cu", "peer_sums.cu", "peer_rows.cu"]
     for each in launched:
@@ -77,8 +82,9 @@ def test_kernels_compile_within_the_registers_of_their_blocks(
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_small_sums_fit_their_buffer_in_both_parities(launched: list[dict], ranks: int) -> None:
-    sums, width = PeerSums(buffers(ranks), capability=80), 5376
+def test_small_sums_fit_their_buffer_in_both_parities(ranks: int) -> None:
+    launched = Launched()
+    sums, width = small_sums(launched, ranks), 5376
     most = peer_message_bytes(ranks) // (2 * width)
     fits = torch.zeros(most, width, dtype=torch.bfloat16)
     assert sums.takes_rows(fits)
@@ -106,15 +112,17 @@ def test_only_whole_words_of_bfloat16_go_through_peer_memory() -> None:
     assert not by_rows.takes(torch.zeros(4, 256, dtype=torch.bfloat16))
 
 
-def test_a_delta_that_lies_apart_takes_the_same_kernel_and_is_put_together(launched: list[dict]) -> None:
+def test_a_delta_that_lies_apart_takes_the_same_kernel_and_is_put_together() -> None:
     """Kernels of one step must not change from layer to layer: sums by rows leave no whole residual behind."""
-    small, by_rows = PeerSums(buffers(2), capability=90), rows_sums(PeerRowsLayout(16, 512, 2))
+    launched = Launched()
+    small, by_rows = small_sums(launched, capability=90), rows_sums(PeerRowsLayout(16, 512, 2), launched)
     residual, weight = torch.zeros(4, 512, dtype=torch.bfloat16), torch.zeros(512, dtype=torch.bfloat16)
     apart = torch.zeros(4, 640, dtype=torch.bfloat16)[:, :512]
     assert small.takes_rows(apart)
     assert by_rows.takes(apart)
     for sums in (small, by_rows):
         sums.residual_norm(residual, apart, weight, scalar=None, next_weight=weight, eps=EPS)
+    assert len(launched) == 2
     for each in launched:
         assert each["arguments"][0][0] != apart.data_ptr()
         assert each["arguments"][1][0] == residual.data_ptr()
@@ -186,10 +194,9 @@ def test_each_sum_goes_where_it_fits() -> None:
         assert (normed is None) == (following is None)
 
 
-def test_the_end_of_the_group_is_told_to_all_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_group_is_told_to_all_its_buffers() -> None:
     """And to those of this group alone: another process's, or another group's, are no business of it."""
     small, rows = PeerSums(buffers(2), capability=80), rows_sums(PeerRowsLayout(16, 512, 2))
     bystander = PeerSums(buffers(2), capability=80)
-    monkeypatch.setattr(process_group, "_joined", [TensorParallel(peers=small, peer_rows=rows)])
-    process_group.abort_collectives()
+    process_group.abort_collectives([TensorParallel(peers=small, peer_rows=rows)])
     assert [sums._buffers.ended.item() for sums in (small, rows, bystander)] == [1, 1, 0]

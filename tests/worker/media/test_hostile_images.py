@@ -130,11 +130,10 @@ def test_an_image_whose_process_ends_is_told_why_and_another_takes_its_place(end
 
 
 def test_a_process_that_hangs_is_ended_by_the_clock() -> None:
-    pool = DecodePool(1, wall_s=0.2)
+    pool = DecodePool(1, wall_s=30.0)
     reader = reader_with(pool, known_bytes=0)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pool, "_wall_s", 30.0)
-        reader.patches(reader.look(saved("PNG"), 70), "")
+    reader.patches(reader.look(saved("PNG"), 70), "")
+    pool.wall_s = 0.2
     (process,) = pool.process_ids
     os.kill(process, signal.SIGSTOP)
     with pytest.raises(MediaUndecodable, match=r"did not end within 0\.2 s"):
@@ -142,9 +141,8 @@ def test_a_process_that_hangs_is_ended_by_the_clock() -> None:
     reader.close()
 
 
-def test_processes_end_with_the_worker_and_know_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODELSERVE_API_KEY_FILE", "/keys")
-    pool = DecodePool(2)
+def test_processes_end_with_the_worker_and_know_nothing_of_it() -> None:
+    pool = DecodePool(2, environment=os.environ | {"MODELSERVE_API_KEY_FILE": "/keys"})
     reader = reader_with(pool)
     reader.patches(reader.look(saved("PNG"), 70), "")
     (process,) = pool.process_ids

@@ -19,7 +19,7 @@ from modelserve.model.images import BUDGETS, ImageArchitecture, resized, soft_to
 from modelserve.sizing.media.image_input import ImageInput
 from modelserve_worker.embedded_spans import ImagePatches
 from modelserve_worker.media.decode_pool import DecodePool
-from modelserve_worker.media.image_decoder import decoded
+from modelserve_worker.media.image_decoder import on_white
 from modelserve_worker.media.image_header import read_image_header
 from modelserve_worker.media.image_reader import ImageReader
 from modelserve_worker.models.image_tower import small_patches, small_places
@@ -148,15 +148,9 @@ def test_headers_of_many_files_say_what_pillow_does() -> None:
         assert header.orientation == opened.getexif().get(0x0112, 1), seed
 
 
-def test_an_image_larger_than_a_strip_lies_on_white_as_a_whole_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = io.BytesIO()
-    image_of("RGBA", 90, 61, seed=3).save(data, "PNG")
-    reader = ImageReader(ImageInput(1, 280, UNIFIED), DecodePool(1))
-    order = reader.look(data.getvalue(), 70).order
-    reader.close()
-    whole = decoded(data.getvalue(), order)
-    monkeypatch.setattr("modelserve_worker.media.image_decoder._STRIP_PIXELS", 700)
-    assert decoded(data.getvalue(), order) == whole
+def test_an_image_larger_than_a_strip_lies_on_white_as_a_whole_one_does() -> None:
+    image = image_of("RGBA", 90, 61, seed=3)
+    assert on_white(image, strip_pixels=700).tobytes() == on_white(image).tobytes()
 
 
 def test_sizes_and_soft_tokens_are_the_references() -> None:

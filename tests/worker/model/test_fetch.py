@@ -43,7 +43,8 @@ class Hub:
     tokens: list[Any] = field(default_factory=list)
     downloads: list[tuple[str, list[str]]] = field(default_factory=list)
 
-    def __call__(self, *, token: Any) -> Hub:
+    def __call__(self, *, endpoint: str | None, token: Any) -> Hub:
+        assert endpoint is None, "the client's own variable says where"
         self.tokens.append(token)
         return self
 

@@ -3,17 +3,18 @@ fetching again."""
 
 from __future__ import annotations
 
-import platform
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modelserve.engine_args import EngineArgs
-from modelserve.errors import InvalidInput
 from modelserve.termination import TerminationReason
 from modelserve_worker.engine_startup import build_engine
-from modelserve_worker.grammar import compiler
 from modelserve_worker.terminal_error import TerminalError
 
 TARGET = Path(__file__).parents[2] / "models" / "gemma4-tiny-keqv"
@@ -32,19 +33,32 @@ def test_a_setting_is_not_the_checkpoint_s_fault() -> None:
     assert "maxModelLen 1000000 exceeds the model's" in text
 
 
-def test_ranks_on_arm_are_the_machine_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any rank is started."""
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    reason, text = _reason(tensor_parallel_size=2)
-    assert reason is TerminationReason.UnsupportedArchitecture
-    assert "one GPU a replica, or on nodes with amd64 CPUs" in text
+STARTED = """
+import sys
+from modelserve.engine_args import EngineArgs
+from modelserve_worker.engine_startup import build_engine
+from modelserve_worker.terminal_error import TerminalError
+try:
+    build_engine(EngineArgs(model=sys.argv[1], device="cpu", cpu_memory_bytes=2 << 30, tensor_parallel_size=2), print)
+except TerminalError as error:
+    print(error.reason.value, error)
+"""
 
 
-def test_a_tokenizer_that_makes_no_grammar_ends_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_another_machine_are_its_fault() -> None:
+    """Before any rank is started: Linux says that it runs on a machine of 32 bits."""
+    command = ["setarch", "linux32", sys.executable, "-c", STARTED, str(TARGET)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(TerminationReason.UnsupportedArchitecture.value)
+    assert "on a machine of type 'i686'" in said
+    assert "one GPU a replica, or on nodes with amd64 CPUs" in said
+
+
+def test_a_tokenizer_that_makes_no_grammar_ends_for_good(tmp_path: Path) -> None:
     """It was a crash loop: the same file is read at every start."""
-
-    def refused(*_: object, **__: object) -> None:
-        raise InvalidInput("tokenizer.json: no", field="tokenizer.json")
-
-    monkeypatch.setattr(compiler.GrammarCompiler, "__init__", refused)
-    assert _reason() == (TerminationReason.InvalidCheckpoint, "tokenizer.json: no")
+    shutil.copytree(TARGET, tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": None}))
+    reason, text = _reason(model=str(tmp_path / "model"))
+    assert reason is TerminationReason.InvalidCheckpoint
+    assert text.startswith("tokenizer.json: can't determine decoder type")

@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
 
     class Hub:
-        def __init__(self, *, token: Any) -> None:
+        def __init__(self, *, endpoint: str | None, token: Any) -> None:
             self.token = token
 
         def model_info(self, repository: str, *, revision: str, files_metadata: bool) -> Any:

@@ -62,12 +62,7 @@ class ScoringEngine:
 
 def _probe() -> AdapterProbe:
     texts = [[2, *np.random.default_rng(seed).integers(3, VOCABULARY, 96).tolist()] for seed in range(5)]
-    return AdapterProbe(probe_prompts(texts, [2]))
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelserve_worker.server.adapters.probe._BUSY_PAUSE_S", 0.0)
+    return AdapterProbe(probe_prompts(texts, [2]), busy_pause_s=0.0)
 
 
 async def _run(**settings: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -94,11 +95,22 @@ def chat_body(exercise: Exercise, *, model: str, thinking_tokens: int = 0) -> di
 
 
 class ChatEndpoint:
-    """Asks over an open connection pool. Only what another attempt can help is tried again, and not for ever."""
+    """Asks over an open connection pool. Only what another attempt can help is tried again, and not for ever.
 
-    def __init__(self, http: httpx.AsyncClient, *, backoff: Backoff = DEFAULT_BACKOFF) -> None:
+    `clock` tells seconds, and `pause` waits so many.
+    """
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        *,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        clock: Callable[[], float] = time.perf_counter,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._http = http
         self._backoff = backoff
+        self._clock, self._pause = clock, pause
 
     async def models(self) -> list[ModelCard]:
         """What is served, asked once. Raises EndpointError."""
@@ -121,7 +133,7 @@ class ChatEndpoint:
         """
         for attempt in range(self._backoff.attempts):
             last = attempt == self._backoff.attempts - 1
-            started = time.perf_counter()
+            started = self._clock()
             try:
                 response = await self._http.post(self._url(path), json=body)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -138,9 +150,9 @@ class ChatEndpoint:
                 raise EndpointError(f"no reply: {_reason(error)}") from error
             else:
                 if response.status_code not in _RETRIED_STATUS or last:
-                    return _parsed(response, answer), (time.perf_counter() - started) * 1000
+                    return _parsed(response, answer), (self._clock() - started) * 1000
                 wait = self._backoff.seconds(attempt, asked=response.headers.get("retry-after"))
-            await asyncio.sleep(wait)
+            await self._pause(wait)
         raise AssertionError("the last attempt returns or raises")
 
     def _url(self, path: str) -> httpx.URL | str:

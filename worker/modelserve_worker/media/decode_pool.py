@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 class DecodePool:
     """At most `processes` of them. For any thread: each image's waits for a free one, then for its pixels.
 
-    `wall_s`: most seconds of one image by the clock, where the machine is busy; `cpu_seconds`: of the processor.
+    `wall_s`: most seconds of one image by the clock, where the machine is busy; `cpu_seconds`: of the processor. Of the
+    `environment` they know what starts a program.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class DecodePool:
         memory_bytes: int = DECODER_BYTES,
         cpu_seconds: int = DECODER_CPU_SECONDS,
         wall_s: float = 60.0,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self.processes = processes
         self._limits = (memory_bytes, cpu_seconds)
-        self._wall_s = wall_s
+        self._environment = {name: environment[name] for name in _ENVIRONMENT if name in environment}
+        self.wall_s = wall_s
         self._free: queue.LifoQueue[_Decoder | None] = queue.LifoQueue()  # the one that was used last is warm
         for _ in range(processes):
             self._free.put(None)
@@ -54,7 +58,7 @@ class DecodePool:
         try:
             if decoder is None:
                 decoder = self._started()
-            return self._pixels(decoder.decode(data, order, self._wall_s), order)
+            return self._pixels(decoder.decode(data, order, self.wall_s), order)
         except MediaError:
             raise
         except (OSError, EOFError) as error:
@@ -80,7 +84,7 @@ class DecodePool:
         with self._lock:
             if self._closed:
                 raise EOFError
-            decoder = _Decoder(*self._limits)
+            decoder = _Decoder(*self._limits, self._environment)
             self._running.add(decoder)
         return decoder
 
@@ -110,7 +114,7 @@ class DecodePool:
                 f"decoding takes more than {self._limits[1]} s of a processor; send the image smaller, or saved anew"
             )
         if code == -signal.SIGKILL:
-            return MediaUndecodable(f"decoding did not end within {self._wall_s:g} s; send the image smaller")
+            return MediaUndecodable(f"decoding did not end within {self.wall_s:g} s; send the image smaller")
         return self._too_much_memory() if code == -signal.SIGABRT else MediaUndecodable("the image cannot be decoded")
 
     def _too_much_memory(self) -> MediaTooLarge:
@@ -122,9 +126,8 @@ class DecodePool:
 class _Decoder:
     """One process and this end of its connection."""
 
-    def __init__(self, memory_bytes: int, cpu_seconds: int) -> None:
+    def __init__(self, memory_bytes: int, cpu_seconds: int, environment: Mapping[str, str]) -> None:
         ours, theirs = Pipe()
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         try:
             self.process = subprocess.Popen(
                 [*_COMMAND, str(theirs.fileno()), str(memory_bytes), str(cpu_seconds)],

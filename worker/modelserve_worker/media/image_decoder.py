@@ -53,10 +53,10 @@ def decoded(data: bytes, order: DecodeOrder) -> bytes:
     return image.tobytes()
 
 
-def on_white(image: Image.Image) -> Image.Image:
+def on_white(image: Image.Image, *, strip_pixels: int = _STRIP_PIXELS) -> Image.Image:
     """RGB, of an image with alpha; strip by strip, since all of it at once would be four copies."""
     result = Image.new("RGB", image.size)
-    rows = max(1, _STRIP_PIXELS // image.width)
+    rows = max(1, strip_pixels // image.width)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(image.height, top + rows))).convert("RGBA")
         white = Image.new("RGBA", strip.size, (255, 255, 255, 255))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 
@@ -57,12 +57,13 @@ def join_tensor_parallel(
     return parallel
 
 
-def abort_collectives() -> None:
+def abort_collectives(joined: Iterable[TensorParallel] | None = None) -> None:
     """End the collectives that this rank waits in, and all to come: another rank is gone. From any thread.
 
-    On a GPU they wait for it inside a kernel. gloo notices by itself.
+    On a GPU they wait for it inside a kernel. gloo notices by itself. `joined`: of a group of its own, if not that of
+    this process.
     """
-    for parallel in _joined:
+    for parallel in _joined if joined is None else joined:
         for peers in (parallel.peers, parallel.peer_rows):
             if peers is not None:
                 peers.end()

@@ -42,7 +42,7 @@ _KEPT = ("kept", "kept_slots", "kept_positions")
 
 class StepPacker:
     """Packs steps for one runner. Segments of at most `most_rows` rows are no chunks. Where rows are to be `exact`,
-    decodes are attended to row by row, and no step is narrowed."""
+    decodes are attended to row by row, and no step is narrowed. Its buffers are made by `staging`."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class StepPacker:
         most_rows: int = 1,
         exact: bool = False,
         adapters: AdapterLimits | None = None,
+        staging: type[StagingBuffer] = StagingBuffer,
     ) -> None:
         self.most_rows = most_rows
         self.exact = exact
@@ -87,8 +88,8 @@ class StepPacker:
         draft = geometry.draft
         self._rings = draft if draft is not None and draft.window_layers else None
         row = (*_ROW, _RING) if self._rings is not None else _ROW
-        self._decodes = StagingBuffer({"num_rows": 1, **_sections("", row, self._few), **decodes}, device)
-        self._any = StagingBuffer(
+        self._decodes = staging({"num_rows": 1, **_sections("", row, self._few), **decodes}, device)
+        self._any = staging(
             {
                 "num_rows": 1, **_sections("", row, self._max_tokens), **decodes, **chunks, "num_kept": 1, **kept,
                 **self._passes.sections,

@@ -75,9 +75,9 @@ def fp8_scale_rows(parts: tuple[int, ...]) -> int:
     return gcd(FP8_BLOCK, *parts[:-1])
 
 
-def dequantised_rows(*, rows: int, inputs: int) -> int:
+def dequantised_rows(*, rows: int, inputs: int, block_bytes: int = DEQUANTISED_BLOCK_BYTES) -> int:
     """Rows that are dequantised at a time for a product of many rows: whole multiples of 128, or all."""
-    most = max(1, DEQUANTISED_BLOCK_BYTES // (2 * inputs * 128)) * 128
+    most = max(1, block_bytes // (2 * inputs * 128)) * 128
     return min(rows, most)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from torch import Tensor
 
 from modelserve.sizing.backends.generations import DEPENDENT_LAUNCH
 from modelserve.sizing.rank_sums import PeerRowsLayout
-from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, pointer
+from modelserve_worker.kernels.compiling.cuda_kernel import launch as launch_kernel
 from modelserve_worker.kernels.peers.peer_sums import PeerBuffers, takes_elements
 
 _THREADS_OF_A_MULTIPROCESSOR = 1536  # the least of all GPUs that have bfloat16
@@ -43,8 +45,11 @@ class PeerRows:
         *,
         capability: int,
         multiprocessors: int,
+        launch: Callable[..., None] = launch_kernel,
     ) -> None:
-        """`buffers` of `layout.total_bytes`; `normed` [rows, width] bfloat16 is the beginning of this rank's."""
+        """`buffers` of `layout.total_bytes`; `normed` [rows, width] bfloat16 is the beginning of this rank's. `launch`:
+        of `cuda_kernel`."""
+        self._kernel = launch
         self._buffers = buffers
         self._layout = layout
         self._normed = normed
@@ -79,7 +84,7 @@ class PeerRows:
         layout, buffers, normed = self._layout, self._buffers, self._normed[: delta.shape[0]]
         delta = delta.contiguous()
         offsets = _Layout(layout.inbox, layout.normed_flags, layout.inbox_flags, layout.share)
-        launch(
+        self._kernel(
             self._source,
             grid=(self._grid, 1),
             threads=layout.width // 8,

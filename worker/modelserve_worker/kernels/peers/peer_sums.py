@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from modelserve.sizing.backends.generations import DEPENDENT_LAUNCH
 from modelserve.sizing.rank_sums import MOST_WIDTH, WIDTH_MULTIPLE, peer_message_bytes
-from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, launch, pointer
+from modelserve_worker.kernels.compiling.cuda_kernel import CudaSource, pointer
+from modelserve_worker.kernels.compiling.cuda_kernel import launch as launch_kernel
 
 MOST_RANKS = 8
 _PLAIN_WIDTH = 2048  # elements of one block where there are no rows to norm
@@ -46,8 +48,9 @@ class PeerSums:
     `end` lets the others out of their waits; what they computed then means nothing.
     """
 
-    def __init__(self, buffers: PeerBuffers, *, capability: int) -> None:
-        """`buffers` of PEER_BUFFER_BYTES."""
+    def __init__(self, buffers: PeerBuffers, *, capability: int, launch: Callable[..., None] = launch_kernel) -> None:
+        """`buffers` of PEER_BUFFER_BYTES. `launch`: of `cuda_kernel`."""
+        self._kernel = launch
         self._buffers = buffers
         self._ranks = len(buffers.addresses)
         self._target = f"sm_{capability}"
@@ -107,7 +110,7 @@ class PeerSums:
     ) -> None:
         buffers = self._buffers
         defines = (f"WIDTH={width}", f"RANKS={self._ranks}", f"NORMS={int(bool(norms))}")
-        launch(
+        self._kernel(
             CudaSource("peer_sums.cu", "rank_sum", self._target, defines),
             grid=(-(-partial.numel() // width), 1),
             threads=width // 8,

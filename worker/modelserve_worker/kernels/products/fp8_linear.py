@@ -46,13 +46,20 @@ class Fp8Pairs:
         return self.elements.shape[-2]
 
 
-def repack_fp8(weight: Tensor, scale: Tensor, *, rounds_inputs: bool, parts: Sequence[int] = ()) -> Fp8Pairs:
+def repack_fp8(
+    weight: Tensor,
+    scale: Tensor,
+    *,
+    rounds_inputs: bool,
+    parts: Sequence[int] = (),
+    at_a_time: int = REPACKED_ELEMENTS,
+) -> Fp8Pairs:
     """Published elements float8_e4m3fn [N, K] and their float32 scales -> a matrix for the kernels.
 
     scale [N, 1], or [blocks, ceil(K / 128)] of blocks of 128 rows that begin anew with each of the `parts` (rows of the
     matrices that are stacked; left out: one). `weight` is given up: where K is a multiple of 64 the result lies in its
-    memory. The extra memory is 64 MiB at most. Experts may be a dimension before the others. Raises ValueError for
-    scales of another shape.
+    memory. The extra memory is of so many elements `at_a_time`: 64 MiB. Experts may be a dimension before the others.
+    Raises ValueError for scales of another shape.
     """
     *leading, rows, inputs = weight.shape
     parts = tuple(parts) or (rows,)
@@ -71,7 +78,7 @@ def repack_fp8(weight: Tensor, scale: Tensor, *, rounds_inputs: bool, parts: Seq
     octets = weight.view(torch.uint8).view(-1, inputs)
     shape = (octets.shape[0], stored)
     elements = octets if stored == inputs else torch.empty(shape, dtype=torch.uint8, device=weight.device)
-    most = max(1, REPACKED_ELEMENTS // stored)
+    most = max(1, at_a_time // stored)
     for first in range(0, octets.shape[0], most):
         some = slice(first, first + most)
         elements[some] = paired(functional.pad(octets[some], (0, stored - inputs)))

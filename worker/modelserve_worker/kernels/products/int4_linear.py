@@ -48,12 +48,14 @@ class Int4Tiles:
         return INT4_TILE_INPUTS // self.scales.shape[-2]
 
 
-def repack_int4(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Int4Tiles:
+def repack_int4(
+    packed: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, at_a_time: int = REPACKED_ELEMENTS
+) -> Int4Tiles:
     """Published words int32 [N, K / 8], scale bfloat16 or float16 [N, K / g], zero_point int32 [ceil(N / 8), K / g] ->
     tiles, with the scales as they are.
 
-    Experts may be a dimension before the others. The extra memory beside the result is at most 96 MiB. Raises
-    ValueError where shapes do not fit together, or for groups that the kernels do not take.
+    Experts may be a dimension before the others. The extra memory beside the result is of so many elements
+    `at_a_time`: 96 MiB. Raises ValueError where shapes do not fit together, or for groups that the kernels do not take.
     """
     *leading, rows, columns = packed.shape
     inputs = 8 * columns
@@ -66,7 +68,7 @@ def repack_int4(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None)
         raise ValueError(f"zero points {list(zero_point.shape)} do not fit scales {list(scale.shape)}")
     tiles = int4_tiles(inputs)
     words = torch.empty((*leading, tiles, rows, PLANE_INPUTS), dtype=torch.int32, device=packed.device)
-    most = max(1, REPACKED_ELEMENTS // (tiles * INT4_TILE_INPUTS))
+    most = max(1, at_a_time // (tiles * INT4_TILE_INPUTS))
     for source, target in zip(packed.view(-1, rows, columns), words.view(-1, *words.shape[-3:]), strict=True):
         for first in range(0, rows, most):
             _repack_rows(source[first : first + most].contiguous(), target[:, first : first + most])

@@ -35,12 +35,12 @@ class Int8Pairs:
         return self.elements.shape[-2]
 
 
-def repack_int8(weight: Tensor, scale: Tensor, group: int) -> Int8Pairs:
+def repack_int8(weight: Tensor, scale: Tensor, group: int, *, at_a_time: int = REPACKED_ELEMENTS) -> Int8Pairs:
     """Elements int8 [N, K] and their scales -> a matrix for the kernels.
 
     scale float32 [N, 1] with `group` 0, or of any type [N, K / group]. `weight` is given up: where K is a multiple of
-    128 the result lies in its memory. The extra memory is 64 MiB at most. Experts may be a dimension before the others.
-    Raises ValueError for scales of another shape and groups that the kernels do not take.
+    128 the result lies in its memory. The extra memory is of so many elements `at_a_time`: 64 MiB. Experts may be a
+    dimension before the others. Raises ValueError for scales of another shape and groups that the kernels do not take.
     """
     *leading, rows, inputs = weight.shape
     if group and group not in INT8_GROUPS:
@@ -55,7 +55,7 @@ def repack_int8(weight: Tensor, scale: Tensor, group: int) -> Int8Pairs:
     elements = (
         source if stored == inputs else torch.empty((len(source), stored), dtype=torch.int8, device=weight.device)
     )
-    most = max(1, REPACKED_ELEMENTS // stored)
+    most = max(1, at_a_time // stored)
     for first in range(0, len(source), most):
         some = slice(first, first + most)
         elements[some] = paired(functional.pad(source[some], (0, stored - inputs)))

@@ -140,10 +140,10 @@ class SplitSums(NamedTuple):
 
 class SharedBuffers:
     """What all products of one rank share on its device, since launches follow one another; each is made when it is
-    first asked for, and kept."""
+    first asked for, and kept. `block_bytes`: of the one that dequantised rows lie in."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, block_bytes: int = DEQUANTISED_BLOCK_BYTES) -> None:
+        self._device, self._block_bytes = device, block_bytes
         self._named: dict[str, Tensor] = {}
 
     def named(self, name: str, count: int) -> Tensor:
@@ -161,8 +161,8 @@ class SharedBuffers:
 
     @cached_property
     def dequantised_block(self) -> Tensor:
-        """bfloat16 [DEQUANTISED_BLOCK_BYTES / 2] that every product of many rows dequantises into, one after the other.
+        """bfloat16 [block_bytes / 2] that every product of many rows dequantises into, one after the other.
 
         It is kept: the allocator would cut a free block of this size up for others, and take a new one each time.
         """
-        return self.named("dequantised_block", DEQUANTISED_BLOCK_BYTES).view(torch.bfloat16)
+        return self.named("dequantised_block", self._block_bytes).view(torch.bfloat16)

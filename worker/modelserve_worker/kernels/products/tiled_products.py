@@ -84,7 +84,7 @@ def dequantised_product(
 ) -> Tensor:
     """`fused_product` by cuBLAS, block by block of the matrix's rows, each dequantised into one buffer."""
     output = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
-    most = dequantised_rows(rows=outputs, inputs=inputs)
+    most = dequantised_rows(rows=outputs, inputs=inputs, block_bytes=shared.dequantised_block.nbytes)
     elements = shared.dequantised_block[: most * inputs].view(most, inputs)
     for first in range(0, outputs, most):
         last = min(first + most, outputs)

@@ -25,7 +25,6 @@ _TIMES_NOISE = 1.5
 """Two runs of one computation differ by noise, and a third by as much again: its mean over some hundred places is known
 to a tenth. What adds as much of its own as the noise is comes to 1.4 times it."""
 _LEAST_SHIFT = 1e-6  # nats: log probabilities are float32
-_BUSY_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class AdapterProbe:
     """`prompts`: token ids. Call it with an engine and the digest of an adapter that it holds."""
 
     prompts: Sequence[Sequence[int]]
+    busy_pause_s: float = 0.5  # before an engine is asked again that has no room for more requests
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def __call__(self, engine: EngineClient, digest: str) -> ProbeResult | None:
@@ -67,7 +67,7 @@ class AdapterProbe:
             try:
                 return await self._scored(engine, adapters)
             except EngineBusy:
-                await asyncio.sleep(_BUSY_PAUSE_S)
+                await asyncio.sleep(self.busy_pause_s)
 
     async def _scored(self, engine: EngineClient, adapters: Sequence[str]) -> list[list[PromptLogprobs]]:
         sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=TOP)
