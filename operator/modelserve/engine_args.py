@@ -27,6 +27,7 @@ from modelserve.sizing.adapters import (
     in_order,
 )
 from modelserve.sizing.media.image_input import MOST_PER_REQUEST
+from modelserve.sizing.media.image_urls import MOST_HOSTS, url_hosts
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.rank_settings import Profile
 from modelserve.sizing.speculation import AUTO_DRAFTS, MOST_DRAFTERS, MOST_DRAFTS, NO_DRAFTS, Speculation
@@ -177,6 +178,12 @@ class EngineArgs(BaseModel):
         description=f"Most rows of a prompt that one image becomes: {', '.join(map(str, BUDGETS))}.",
         json_schema_extra={SINCE: "0.2.0"},
     )
+    image_urls: list[str] | None = Field(
+        default=None,
+        description="Hosts that images are fetched from, images.example.com or *.example.com, by https, or behind "
+        "http:// without; left out: none, and images are sent as data: URLs.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
     measure_cache_quality: bool = Field(
         default=False,
         description="Once, while nobody asks for anything, measure what an int8 cache would cost these weights beside "
@@ -230,6 +237,14 @@ class EngineArgs(BaseModel):
     @classmethod
     def _budget(cls, value: int) -> int:
         return trained_budget(value)
+
+    @field_validator("image_urls", mode="after")
+    @classmethod
+    def _hosts(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and len(value) > MOST_HOSTS:
+            raise ValueError(f"{len(value)} hosts; at most {MOST_HOSTS} are listed: take *.SUFFIX for several")
+        url_hosts(value or [])
+        return value
 
     @field_validator("lora_targets", mode="after")
     @classmethod

@@ -110,7 +110,7 @@ def read_images(args: EngineArgs) -> ImageInput | None:
     )
     if problem is not None:
         raise InvalidInput(f"maxSoftTokens: {problem}", field="maxSoftTokens")
-    return ImageInput(args.images_per_request, args.max_soft_tokens, architecture)
+    return ImageInput(args.images_per_request, args.max_soft_tokens, architecture, tuple(args.image_urls or ()))
 
 
 def read_rank_settings(

@@ -58,7 +58,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "capacityBuffer.provisioningStrategy": {"capacityBuffer": {"replicas": 1}},
     "kvCache.layout": {"kvCache": {"dtype": "bfloat16"}},
     "accelerators.costPerHour": {"accelerators": {"products": ["NVIDIA-H200"]}},
-    "modalities.image.maxSoftTokens": {"modalities": {"image": {"perRequest": 1}}},
+    **{f"modalities.image.{name}": {"modalities": {"image": {"perRequest": 1}}} for name in ("maxSoftTokens", "urls")},
 }
 _VALUES: Mapping[str, Any] = {
     "model.uri": "hf://google/gemma-4-E4B-it",
@@ -66,6 +66,7 @@ _VALUES: Mapping[str, Any] = {
     "drafter.models": [{"kind": "MTP", "uri": "hf://google/gemma-4-31B-it-assistant"}],
     "workload.draftAcceptance": "0.6",
     "adapters.targets": ["qkv"],
+    "modalities.image.urls": ["images.example.com"],
     "kvCache.gpuMemoryUtilization": "0.8",
     "kvCache.hostMemory": "16Gi",
     "accelerators.products": ["NVIDIA-L40S"],

@@ -18,6 +18,7 @@ TEXTS = (
     "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "unknown-product", "nvidia.com/gpu", "zone", "a", "x-1", "main", "token",
     "registry.example/worker:1", "0", "1", "0.5", "0.85", "0.9", "0.99", "3.25", "500m", "4Gi", "64Gi", "1Ki", "16",
     "9999999999999999E", "99999999999999999999", "0.0001",
+    "images.example.com", "http://*.example.com",
     "abcdef0123", "a-0123456789", "PATH", "HF_TOKEN", "memory", "cpu", "ephemeral-storage", "A b", "",
 )  # fmt: skip
 ODD = (

@@ -138,6 +138,23 @@ def test_workers_are_told_and_nothing_is_said_without() -> None:
     assert _plan(modalities={}) == bare
 
 
+def test_hosts_of_images_are_planned_and_told() -> None:
+    hosts = ["images.example.com", "*.cdn.example.com", "http://plain.example.com"]
+    bare, fetches = _plan(modalities=_image()), _plan(modalities=_image(urls=hosts))
+    spec = _serve().spec
+    assert fetches.images is not None
+    assert fetches.images.urls == tuple(hosts)
+    told = engine_args_for(fetches, spec, model_directory="/m")
+    assert told.image_urls == hosts
+    assert "image_urls" not in engine_args_for(bare, spec, model_directory="/m").model_dump(exclude_unset=True)
+    assert plan_hash(bare, spec) != plan_hash(fetches, spec)
+    assert "urls" not in str(bare.to_json())
+    assert f"images from nowhere -> {', '.join(hosts)}" in list(plan_changes(bare, fetches))
+    assert PlanStatus.model_validate(fetches.to_json()) == fetches
+    for args in (EngineArgs(model="m", image_urls=hosts), EngineArgs.model_validate(told.dialect("0.2.0"))):
+        assert args.image_urls == hosts
+
+
 def test_decoding_is_asked_of_the_node() -> None:
     bare, sees = _plan(), _plan(modalities=_image(1, maxSoftTokens=1120))
     assert sees.images is not None
@@ -189,10 +206,20 @@ def test_a_model_that_does_not_see_is_refused_by_name() -> None:
         plan(_serve(modalities=_image()).spec, facts.architecture, offers, images=None)
 
 
-@pytest.mark.parametrize("image", [{}, {"perRequest": 0}, {"perRequest": 65}, {"perRequest": 1, "maxSoftTokens": 300}])
-def test_what_no_spec_may_say(image: dict[str, int]) -> None:
+@pytest.mark.parametrize("image", [
+    {}, {"perRequest": 0}, {"perRequest": 65}, {"perRequest": 1, "maxSoftTokens": 300}, {"perRequest": 1, "urls": []},
+    {"perRequest": 1, "urls": ["*"]}, {"perRequest": 1, "urls": ["10.0.0.1"]}, {"perRequest": 1, "urls": ["a.b"] * 2},
+    {"perRequest": 1, "urls": ["https://a.example.com"]}, {"perRequest": 1, "urls": ["a.example.com:8443"]},
+])  # fmt: skip
+def test_what_no_spec_may_say(image: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"modalities\.image\."):
         _serve(modalities={"image": image})
+
+
+@pytest.mark.parametrize("hosts", [["*"], ["a.b", "a.b"], [f"h{n}.example.com" for n in range(65)]])
+def test_what_no_worker_is_told(hosts: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"stands twice|is no host|65 hosts; at most 64"):
+        EngineArgs(model="m", image_urls=hosts)
 
 
 def test_a_container_pays_for_its_decoder_and_an_inspection_tells_that_a_model_sees(unified_files: Path) -> None:

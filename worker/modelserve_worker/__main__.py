@@ -24,6 +24,7 @@ from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.host.front_end import open_bodies_bytes
 from modelserve.sizing.media.image_input import ImageInput, decode_processes, encoded_bytes, held_pixels_bytes
+from modelserve.sizing.media.image_urls import url_hosts
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.termination import TERMINAL_EXIT_CODE, TerminationMessage, TerminationReason, write_termination
 from modelserve_worker.drafters.optional_drafter import without_missing_drafter
@@ -33,6 +34,7 @@ from modelserve_worker.engine.wire import Ready
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.log_format import LOG_FORMAT
 from modelserve_worker.media.decode_pool import DecodePool
+from modelserve_worker.media.fetching.image_fetcher import ImageFetcher
 from modelserve_worker.media.image_reader import ImageReader
 from modelserve_worker.metrics import WorkerMetrics
 from modelserve_worker.quality.measurement import measure_cache_quality
@@ -189,7 +191,8 @@ def image_reader(args: EngineArgs) -> ImageReader | None:
     if images is None:
         return None
     pool = DecodePool(decode_processes(on_cpu=args.device == "cpu"))
-    return ImageReader(images, pool, most_held_bytes=held_pixels_bytes(images))
+    fetcher = ImageFetcher(url_hosts(images.urls)) if images.urls else None
+    return ImageReader(images, pool, most_held_bytes=held_pixels_bytes(images), fetcher=fetcher)
 
 
 async def _serve(

@@ -32,6 +32,9 @@ def plan_changes(before: PlanStatus, after: PlanStatus) -> Iterator[str]:
     seen = [f"{p.images.per_request} of {p.images.max_soft_tokens}" if p.images else "none" for p in (before, after)]
     if seen[0] != seen[1]:
         yield f"images {seen[0]} -> {seen[1]}"
+    fetched = [", ".join(p.images.urls or ()) if p.images else "" for p in (before, after)]
+    if fetched[0] != fetched[1]:
+        yield f"images from {fetched[0] or 'nowhere'} -> {fetched[1] or 'nowhere'}"
     drafters = [drafted_by(p) for p in (before, after)]
     if drafters[0] != drafters[1]:
         yield f"drafts {drafters[0]} -> {drafters[1]}"

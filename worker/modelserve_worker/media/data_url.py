@@ -1,4 +1,4 @@
-"""The bytes that an image's address holds. Nothing is fetched: an address is a data: URL, or refused."""
+"""The bytes that an image's address holds itself, as a data: URL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ _SPACE = b" \t\r\n"  # MIME wraps lines
 _SHOWN = 60
 
 
+def is_data(url: str) -> bool:
+    return url.partition(":")[0].lower() == "data"
+
+
 def data_of(url: str, *, most_bytes: int) -> bytes:
     """What a data: URL with base64 holds; the type that it names is not looked at. Raises MediaUrlRefused for another
     address, MediaTooLarge before anything is decoded, MediaUndecodable for what is no base64."""
-    scheme, _, rest = url.partition(":")
-    if scheme.lower() != "data":
+    rest = url.partition(":")[2]
+    if not is_data(url):
         shown = url[:_SHOWN] + ("..." if len(url) > _SHOWN else "")
         raise MediaUrlRefused(
             f"{shown!r}: this server fetches nothing; send the image itself, as data:image/jpeg;base64,..."

@@ -23,6 +23,7 @@ from modelserve.sizing.media.image_input import (
 from modelserve_worker.embedded_spans import KEY_BYTES, ImagePatches
 from modelserve_worker.media.decode_order import DecodeOrder
 from modelserve_worker.media.decode_pool import DecodePool
+from modelserve_worker.media.fetching.image_fetcher import ImageFetcher
 from modelserve_worker.media.image_header import read_image_header
 from modelserve_worker.media.media_error import MediaTooLarge
 from modelserve_worker.media.patches import patches_of
@@ -43,7 +44,7 @@ class ImageReader:
     """Of one model with room for `images`. For any thread.
 
     `most_held_bytes`: pixels that open requests may have, which whoever reads them counts; `known_bytes`: of images
-    that were decoded before.
+    that were decoded before; `fetcher`: of images by address, where any are fetched.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class ImageReader:
         *,
         most_held_bytes: int = HELD_PIXELS_BYTES,
         known_bytes: int = KNOWN_PIXELS_BYTES,
+        fetcher: ImageFetcher | None = None,
     ) -> None:
         self.images = images
+        self.fetcher = fetcher
         self.most_held_bytes = most_held_bytes
         self.mutual = images.architecture.mutual
         self._side = images.architecture.patch_side
@@ -123,4 +126,6 @@ class ImageReader:
 
     def close(self) -> None:
         self._pool.close()
+        if self.fetcher is not None:
+            self.fetcher.close()
         self._waiting.shutdown(wait=False, cancel_futures=True)

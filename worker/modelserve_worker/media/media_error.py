@@ -35,3 +35,9 @@ class MediaUrlRefused(MediaError):  # noqa: N818
     """An address that nothing is fetched from."""
 
     code = "media_url_refused"
+
+
+class MediaFetchFailed(MediaError):  # noqa: N818
+    """An address that may be fetched, and gave no image in time."""
+
+    code = "media_fetch_failed"

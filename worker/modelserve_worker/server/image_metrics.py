@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from modelserve_worker.media.media_error import (
     MediaError,
+    MediaFetchFailed,
     MediaTooLarge,
     MediaUndecodable,
     MediaUrlRefused,
@@ -13,7 +14,7 @@ from modelserve_worker.media.media_error import (
 )
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 60)
-_REASONS = (ModalityNotServed, MediaTooLarge, MediaUndecodable, MediaUrlRefused)
+_REASONS = (ModalityNotServed, MediaTooLarge, MediaUndecodable, MediaUrlRefused, MediaFetchFailed)
 
 
 class ImageMetrics:
@@ -33,6 +34,11 @@ class ImageMetrics:
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         self._seconds = seconds.labels(model_name)
+        fetches = Histogram(
+            "modelserve_image_fetch_seconds", "Of images by address, from waiting for a turn to the last byte.", labels,
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._fetches = fetches.labels(model_name)
         refused = Counter(
             "modelserve_images_refused", "Requests that were refused for what they sent, by reason.",
             [*labels, "reason"], registry=registry,
@@ -47,6 +53,10 @@ class ImageMetrics:
         self._tokens.inc(soft_tokens)
         if decode_s is not None:
             self._seconds.observe(decode_s)
+
+    def fetched(self, seconds: float) -> None:
+        """An image has come from its address."""
+        self._fetches.observe(seconds)
 
     def refused(self, error: MediaError) -> None:
         self._refused[type(error)].inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -29,7 +30,7 @@ from modelserve_worker.server.http.streaming import (
 from modelserve_worker.server.json_text import to_json
 from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.responses.request import ResponsesRequest
-from modelserve_worker.server.state import ServerState
+from modelserve_worker.server.state import ServedModel, ServerState
 
 log = logging.getLogger(__name__)
 AnswerBody = TypeVar("AnswerBody", CompletionRequest, ChatCompletionRequest, ResponsesRequest, MessagesRequest)
@@ -80,16 +81,19 @@ async def answer(
     bodies: RequestBodies = request.app.state.bodies
     context = RequestContext.of(request.scope)
 
+    asked: list[ServedModel] = []  # found once, also where images are fetched first
+
     def make(body: AnswerBody) -> tuple[bool, Answer]:
-        session = request.headers.get(SESSION_HEADER) or body.session or context.request_id
-        model = state.require_model(body.model, tenant=context.tenant, session=session, keep=context.keep)
+        if not asked:
+            session = request.headers.get(SESSION_HEADER) or body.session or context.request_id
+            asked.append(state.require_model(body.model, tenant=context.tenant, session=session, keep=context.keep))
+        model = replace(asked[0], fetched=context.fetched)
         return body.stream, make_answer(body, model, max_model_len=state.serving_engine().max_model_len)
 
     stream, prepared = await bodies.prepare(request, body_type, make)
     context.prompt_tokens = prepared.num_prompt_tokens
     context.account.hold_tokens(prepared.num_prompt_tokens)
-    if images := prepared.specs[0].images:  # one conversation, whose answers share its prompt
-        await attach_images([spec.request for spec in prepared.specs], images, state.model, context)
+    await _attach_images(prepared, state, context)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
         return EventStreamResponse(stream_events(prepared, runner, context), prepared.stream_end)
@@ -102,14 +106,23 @@ async def answer(
     return Response(content, media_type="application/json")
 
 
+async def _attach_images(prepared: Answer, state: ServerState, context: RequestContext) -> None:
+    """Of one conversation, whose answers share its prompt. As they were sent they are not kept while it is answered."""
+    context.fetched.clear()
+    if images := prepared.specs[0].images:
+        await attach_images([spec.request for spec in prepared.specs], images, state.model, context)
+        prepared.specs[:] = [replace(spec, images=()) for spec in prepared.specs]
+
+
 async def result(request: Request, body_type: type[ResultBody], compute: Callable[..., dict[str, Any]]) -> Response:
     """What `compute(body, model, max_model_len=...)` makes of the body without the engine. Raises ApiError."""
     state: ServerState = request.app.state.server
     bodies: RequestBodies = request.app.state.bodies
-    tenant = RequestContext.of(request.scope).tenant
+    context = RequestContext.of(request.scope)
 
     def make(body: ResultBody) -> bytes:
-        model = state.require_model(body.model or state.model.name, tenant=tenant)
+        found = state.require_model(body.model or state.model.name, tenant=context.tenant)
+        model = replace(found, fetched=context.fetched)
         try:
             return to_json(compute(body, model, max_model_len=state.serving_engine().max_model_len))
         except ValidationError as error:  # of the request that the body stands for

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from modelserve_worker.server.answers.fetched_images import ImagesElsewhere, fetch_images
 from modelserve_worker.server.bodies.field_policy import FieldPolicy
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.errors.errors import ApiError, from_validation
@@ -57,6 +58,8 @@ class RequestBodies:
     ) -> Result:
         """What `make` makes of the validated body, in a thread. Raises ApiError.
 
+        Where images are elsewhere, they are fetched, and it is made again with them in the request's context.
+
         `most_bytes`: what the body may have; without it, what the engine's longest prompts may.
 
         While no other request is open, a body of the first lane is validated at once, and made into what it asks for
@@ -67,17 +70,25 @@ class RequestBodies:
         data = await self._read(request, context.account, most_bytes)
         context.body_bytes = len(data)
 
-        body: Body | None = None
+        body: Body | None = None  # validated once
         if self._state.open_requests == 1 and len(data) <= _LANES[0][0]:
             body = validated(data, body_type, self._policy)
             if body.is_encoded:
                 return make(body)
 
         def work() -> Result:
-            return make(validated(data, body_type, self._policy) if body is None else body)
+            nonlocal body
+            if body is None:
+                body = validated(data, body_type, self._policy)
+            return make(body)
 
         lane = next((lane for most, lane in self._lanes if len(data) <= most), self._last_lane)
-        return await asyncio.get_running_loop().run_in_executor(lane, work)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(lane, work)
+        except ImagesElsewhere as wanted:
+            await fetch_images(wanted, self._state.model, context)
+        return await loop.run_in_executor(lane, work)
 
     async def _read(self, request: Request, account: BodyAccount, most_bytes: int | None) -> bytes:
         limit = most_bytes or largest_body_bytes(self._state.serving_engine().max_model_len, self._state.model.images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -42,6 +42,7 @@ class ServedModel:
     adapter: str = ""
     images: ImageReader | None = None
     image_metrics: ImageMetrics | None = None  # where it takes any
+    fetched: Mapping[str, bytes] = field(default_factory=dict)  # images of the request, by their address
 
     @property
     def names(self) -> tuple[str, ...]:

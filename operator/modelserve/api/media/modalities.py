@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 from modelserve.api.schema_types import ApiModel, Bytes
 from modelserve.model.images import BUDGETS, trained_budget
 from modelserve.sizing.media.image_input import MOST_PER_REQUEST
+from modelserve.sizing.media.image_urls import HOST_PATTERN, LONGEST_HOST, MOST_HOSTS, url_hosts
 
 SoftTokens = Annotated[
     int,
     Field(ge=BUDGETS[0], le=BUDGETS[-1], json_schema_extra={"enum": list(BUDGETS)}),
     AfterValidator(trained_budget),
 ]
+ImageHost = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_HOST, pattern=HOST_PATTERN)]
 
 
 class ImageSpec(ApiModel):
@@ -25,6 +27,19 @@ class ImageSpec(ApiModel):
         default=None,
         description="Rows of a prompt that one image becomes at most: 70, 140, 280, 560 or 1120; left out: 280.",
     )
+    urls: tuple[ImageHost, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MOST_HOSTS,
+        description="Hosts that workers fetch images from by https: images.example.com, or *.example.com for all names "
+        "below it; behind http:// by plain http. Left out: nothing is fetched, images come as data: URLs.",
+    )
+
+    @field_validator("urls", mode="after")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        url_hosts(value or ())
+        return value
 
 
 class ModalitiesSpec(ApiModel):
@@ -48,4 +63,7 @@ class ImagePlan(ApiModel):
         default=0, description="Of rows that later chunks of a prompt take, on one GPU; of activationBytes."
     )
     host_bytes: Bytes = Field(description="Of decoding and of pixels, in the pod's request, or in the CPU's container.")
+    urls: tuple[ImageHost, ...] | None = Field(
+        default=None, max_length=MOST_HOSTS, description="Hosts that they are fetched from; left out: none."
+    )
     decoders: int = Field(ge=1, le=8, description="Images that are decoded at a time, each with a processor.")

@@ -33,7 +33,7 @@ def image_input(spec: ModelServeSpec, architecture: ImageArchitecture | None) ->
     problem = architecture.problem(max_soft_tokens=tokens, max_num_batched_tokens=steps or tokens)
     if problem is not None:
         raise InvalidInput(f"{FIELD}.maxSoftTokens: {problem}", field=f"{FIELD}.maxSoftTokens")
-    return ImageInput(asked.per_request, tokens, architecture)
+    return ImageInput(asked.per_request, tokens, architecture, asked.urls or ())
 
 
 def image_plan(images: ImageInput | None, memory: MemoryPlan, *, gpus: int) -> ImagePlan | None:
@@ -48,6 +48,7 @@ def image_plan(images: ImageInput | None, memory: MemoryPlan, *, gpus: int) -> I
         rows_bytes=terms.get("image_rows", 0),
         cache_bytes=terms.get("image_cache", 0),
         host_bytes=image_host_bytes(images, ranks=max(1, gpus), on_cpu=not gpus),
+        urls=images.urls or None,
         decoders=decode_processes(on_cpu=not gpus),
     )
 

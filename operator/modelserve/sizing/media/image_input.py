@@ -34,11 +34,13 @@ KNOWN_PIXELS_BYTES = 64 * MIB
 
 
 class ImageInput(NamedTuple):
-    """Room for images in a worker: how many of a request, how many soft tokens each, and what makes them of patches."""
+    """Room for images in a worker: how many of a request, how many soft tokens each, what makes them of patches, and
+    the hosts that they are fetched from."""
 
     per_request: int
     max_soft_tokens: int
     architecture: ImageArchitecture
+    urls: tuple[str, ...] = ()
 
     @property
     def image_bytes(self) -> int:

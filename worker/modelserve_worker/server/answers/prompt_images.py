@@ -17,14 +17,16 @@ import numpy as np
 from modelserve.model.images import BUDGETS, DEFAULT_BUDGET
 from modelserve.sizing.media.image_input import ENCODED_BYTES
 from modelserve_worker.embedded_spans import EmbeddedSpan
-from modelserve_worker.media.data_url import data_of
+from modelserve_worker.media.data_url import data_of, is_data
 from modelserve_worker.media.image_reader import ImageReader, SentImage
 from modelserve_worker.media.media_error import MediaError, MediaTooLarge, ModalityNotServed
 from modelserve_worker.request import Request
+from modelserve_worker.server.answers.fetched_images import ImagesElsewhere
 from modelserve_worker.server.answers.prompt_tokens import too_many_tokens
 from modelserve_worker.server.bodies.image_parts import image_parts
 from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.server.errors.errors import ApiError
+from modelserve_worker.server.errors.media_refusals import as_answer
 from modelserve_worker.server.http.request_context import RequestContext
 from modelserve_worker.server.state import ServedModel
 
@@ -42,7 +44,7 @@ class PlacedImage(NamedTuple):
 
 def sent_images(body: ChatCompletionRequest, model: ServedModel) -> list[tuple[str, SentImage]]:
     """The images of a body in the order of its messages, within their bounds, each with the part that it came in.
-    Raises ApiError."""
+    Raises ApiError, and ImagesElsewhere where some are to be fetched, all of which may be."""
     parts, reader = list(image_parts(body.messages)), model.images
     asked = body.mm_processor_kwargs.max_soft_tokens if body.mm_processor_kwargs is not None else None
     try:
@@ -60,17 +62,40 @@ def sent_images(body: ChatCompletionRequest, model: ServedModel) -> list[tuple[s
                 f"the request has {len(parts)} images; the limit is {most} (spec.modalities.image.perRequest)",
                 param=parts[most][0],
             )
-        return [(param, _look(part, param, asked, reader)) for param, part in parts]
+        if places := _elsewhere(parts, model, reader):
+            raise ImagesElsewhere(places)
+        return [(param, _look(part, param, asked, reader, model.fetched)) for param, part in parts]
     except MediaError as error:
         if model.image_metrics is not None:
             model.image_metrics.refused(error)
         raise as_answer(error, "messages") from error
 
 
-def _look(part: Mapping[str, str], param: str, asked: int | None, reader: ImageReader) -> SentImage:
+def _elsewhere(
+    parts: Sequence[tuple[str, Mapping[str, str]]], model: ServedModel, reader: ImageReader
+) -> dict[str, str]:
+    """Addresses that are not fetched yet, with the first part that names each. Raises MediaUrlRefused."""
+    places: dict[str, str] = {}
+    for param, part in parts:
+        url = part["url"]
+        if reader.fetcher is None or is_data(url) or url in model.fetched:
+            continue
+        try:
+            reader.fetcher.place(url)
+        except MediaError as error:
+            error.param = param
+            raise
+        places.setdefault(url, param)
+    return places
+
+
+def _look(
+    part: Mapping[str, str], param: str, asked: int | None, reader: ImageReader, fetched: Mapping[str, bytes]
+) -> SentImage:
     try:
-        budget = _budget(part, asked, reader)
-        return reader.look(data_of(part["url"], most_bytes=ENCODED_BYTES), budget)
+        budget, url = _budget(part, asked, reader), part["url"]
+        data = fetched[url] if url in fetched else data_of(url, most_bytes=ENCODED_BYTES)
+        return reader.look(data, budget)
     except MediaError as error:
         error.param = error.param or param
         raise
@@ -167,10 +192,3 @@ async def attach_images(
     context.account.hold_more(-sent)
     for request in requests:
         request.spans = made
-
-
-def as_answer(error: MediaError, param: str) -> ApiError:
-    """What the client is told; `param` where the error does not say which part is at fault."""
-    param = error.param or param
-    text = str(error) if str(error).startswith(param) else f"{param}: {error}"
-    return ApiError(text, param=param, code=error.code)

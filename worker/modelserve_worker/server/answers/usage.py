@@ -18,7 +18,7 @@ def usage(specs: Sequence[SequenceSpec], replies: Iterable[Reply], *, n: int) ->
     prompt_tokens = sum(len(spec.request.prompt_token_ids) for spec in specs[::n])
     completion_tokens = sum(reply.num_tokens for reply in replies)
     cached_tokens = sum(reply.cached_tokens for reply in replies if reply.index % n == 0)
-    image_tokens = sum(each.image.soft_tokens for spec in specs[::n] for each in spec.images)
+    image_tokens = sum(len(span) for spec in specs[::n] for span in spec.request.spans)
     accepted = sum(reply.accepted_drafts for reply in replies)
     rejected = sum(reply.rejected_drafts for reply in replies)
     proposed = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}

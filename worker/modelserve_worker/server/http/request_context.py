@@ -33,6 +33,7 @@ class RequestContext:
     admitted_s: float | None = None
     first_token_s: float | None = None
     manages: bool = False  # its key is one that sets of adapters are taken by
+    fetched: dict[str, bytes] = field(default_factory=dict)  # images that it names, by address
     broken: int | None = None  # the status of the error that ended a stream, whose head says 200
 
     _adapter: AdapterUse | None = None
