@@ -18,6 +18,7 @@ from modelserve.hardware import CATALOGUE
 from modelserve.inspection import read_images, read_speculation
 from modelserve.model.architecture import LayerKind
 from modelserve.planning.speed.draft_time import draft_speeds
+from modelserve.planning.speed.image_cost import ImageCost
 from modelserve.planning.speed.mixed_steps import crowd_tokens, min_mixed_tokens
 from modelserve.planning.speed.step_time import RankSpeed, doubling_context
 from modelserve.sizing.host.grammars import lexer_states
@@ -79,6 +80,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         exact=args.profile == "exact",
         hidden_size=replica.architecture.hidden_size,
         patch_values=0 if images is None else images.architecture.patch_values,
+        image_cost=ImageCost.of(images, replica.architecture, tensor_parallel=args.tensor_parallel_size),
     )
     if speed is not None:
         fewest, crowd = (of(speed, args.max_num_mixed_tokens) for of in (min_mixed_tokens, crowd_tokens))

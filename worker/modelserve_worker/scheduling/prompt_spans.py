@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import Int32Array
-from modelserve_worker.embedded_spans import KEY_BYTES, ImagePatches, SpanRows, span_pieces
+from modelserve_worker.embedded_spans import KEY_BYTES, EmbeddedSpan, ImagePatches, SpanRows, span_pieces
 from modelserve_worker.request import Request
 
 
@@ -56,6 +56,11 @@ def _shape_problem(what: str, values: NDArray[Any], width: int, dtype: type[np.g
     if values.ndim != 2 or not len(values) or values.shape[1] != (width or values.shape[1]):
         return f"{what} of shape {list(values.shape)}; they must be [rows, {width or 'any'}] with at least 1 row"
     return f"{what} of {values.dtype}; they must be {np.dtype(dtype)}" if values.dtype != dtype else None
+
+
+def mutual_around(request: Request, position: int) -> EmbeddedSpan | None:
+    """The mutual span inside which a chunk that ends at this position would end."""
+    return next((span for span in request.spans if span.mutual and span.start < position < span.end), None)
 
 
 def has_embedded_rows(requests: Sequence[Request], starts: Int32Array, ends: Int32Array) -> list[bool]:

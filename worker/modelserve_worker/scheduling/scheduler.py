@@ -115,7 +115,7 @@ class Scheduler:
         self._geometry, self._admission = geometry, Admission(limits, geometry, pool_bytes)
         self._queue, self.held_back, self.adapters = RequestQueue(), HeldBack(), AdapterSlotTable(adapter_slots)
         self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
-        self._spans = WholeSpans(self._running, limits.max_num_batched_tokens)
+        self._spans = WholeSpans(self._running, limits.max_num_batched_tokens, limits.image_cost)
         self._counters = self._running.counters
         self.constraints = partial(self._running.constraints, drafting=self.drafting)
         self._in_flight: deque[StepInFlight] = deque()
@@ -174,7 +174,7 @@ class Scheduler:
             most_drafts=self.drafting.most, held_back=0 if self._queue.first else self.held_back.rows,
         )  # fmt: skip
         self.prefixes.cut(self._running.holders(prefills), counters.computed[prefills], shares)
-        self._spans.keep(prefills, shares, rows=rows, budget=budget)
+        self._spans.keep(prefills, shares, rows=rows, budget=budget, decoding=decoding)
         self._running.leave_room(shares, rows, self.drafting)
         return self._batch(decodes, drafts, prefills[shares > 0], shares[shares > 0])
 

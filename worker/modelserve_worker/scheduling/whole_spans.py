@@ -9,18 +9,20 @@ steps in a row. Who gets what else of a step is prefill.py's.
 
 from __future__ import annotations
 
+from modelserve.planning.speed.image_cost import ImageCost
 from modelserve_worker.batch import Int32Array
-from modelserve_worker.embedded_spans import EmbeddedSpan
-from modelserve_worker.request import Request
+from modelserve_worker.scheduling.image_encoding import ImageEncoding
+from modelserve_worker.scheduling.prompt_spans import mutual_around
 from modelserve_worker.scheduling.running import RunningRequests
 
 
 class WholeSpans:
-    """Over the requests of one scheduler, whose steps have `most` rows."""
+    """Over the requests of one scheduler, whose steps have `most` rows. Of images `image_cost`, see image_encoding."""
 
-    def __init__(self, running: RunningRequests, most: int) -> None:
+    def __init__(self, running: RunningRequests, most: int, image_cost: ImageCost) -> None:
         self._running = running
         self._most = most
+        self._encoding = ImageEncoding(running, image_cost)
         self._sat_out = False  # some decodes, in the step before
 
     def seat(self, decodes: Int32Array, prefills: Int32Array) -> tuple[Int32Array, int]:
@@ -29,22 +31,23 @@ class WholeSpans:
         if due and counters.spanned[prefills[0]]:
             (running,) = self._running.holders(prefills[:1])
             start = int(counters.computed[running.slot])
-            span = _around(running.request, start + 1)
+            span = mutual_around(running.request, start + 1)
             due = 1 if span is None else span.end - start
         self._sat_out = not self._sat_out and len(decodes) + due > self._most
         if self._sat_out:
             decodes = decodes[: self._most - due]
         return decodes, max(0, self._most - len(decodes) - due)
 
-    def keep(self, prefills: Int32Array, shares: Int32Array, *, rows: int, budget: int) -> None:
+    def keep(self, prefills: Int32Array, shares: Int32Array, *, rows: int, budget: int, decoding: bool) -> None:
         """Change the shares [P] of prefills in place so that none ends inside a mutual span. Beside so many `rows` all
-        of them together have at most `budget`, or what the oldest one's span needs."""
+        of them together have at most `budget`, or what the oldest one's span needs; what making images costs included,
+        of which there are few where requests are `decoding`, if only in the next step."""
         counters, room = self._running.counters, self._most - rows
         if not len(prefills) or not counters.spanned[prefills].any():
             return
         for index, running in enumerate(self._running.holders(prefills)):
             start = int(counters.computed[running.slot])
-            span = _around(running.request, start + int(shares[index]))
+            span = mutual_around(running.request, start + int(shares[index]))
             if span is None or not shares[index]:
                 continue
             if span.start > start:
@@ -59,8 +62,4 @@ class WholeSpans:
                     shares[younger] -= given_up
                     excess -= given_up
             shares[index] = need if excess <= 0 and need <= room else 0
-
-
-def _around(request: Request, position: int) -> EmbeddedSpan | None:
-    """The mutual span inside which a chunk that ends at this position would end."""
-    return next((span for span in request.spans if span.mutual and span.start < position < span.end), None)
+        self._encoding.bound(prefills, shares, budget=budget, decoding=decoding)
