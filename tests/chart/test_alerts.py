@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,21 @@ def promtool() -> Path:
         pytest.skip(str(error))
 
 
-def _evaluate(promtool: Path, folder: Path, *, series: dict[str, int], alert: str, expected: list[object]) -> None:
+def _evaluate(
+    promtool: Path, folder: Path, *, series: Mapping[str, int | str], alert: str, expected: list[object], at: str = "8m"
+) -> None:
+    """`series` are values that stay, or how they change in promtool's words."""
     test = {
         "rule_files": [str(CHART / "files" / "rules.yaml")],
         "evaluation_interval": "30s",
         "tests": [
             {
                 "interval": "30s",
-                "input_series": [{"series": name, "values": f"{value}+0x20"} for name, value in series.items()],
-                "alert_rule_test": [{"eval_time": "8m", "alertname": alert, "exp_alerts": expected}],
+                "input_series": [
+                    {"series": name, "values": value if isinstance(value, str) else f"{value}+0x20"}
+                    for name, value in series.items()
+                ],
+                "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": expected}],
             }
         ],
     }
@@ -73,3 +80,18 @@ def test_a_halted_rollout_of_workers_is_reported(promtool: Path, tmp_path: Path,
     expected: list[object] = [{"exp_labels": {"severity": "warning"}, "exp_annotations": told}] if waiting else []
     series = {"modelserve_operator_halted_moves": waiting}
     _evaluate(promtool, tmp_path, series=series, alert="ModelServeWorkerRolloutHalted", expected=expected)
+
+
+@pytest.mark.parametrize("quick", [60, 0], ids=["quick", "slow"])
+def test_decoders_that_are_too_few_are_reported(promtool: Path, tmp_path: Path, quick: int) -> None:
+    """Of 60 images a step all, or none, within a second, and all within two."""
+    name = 'modelserve_image_decode_seconds_bucket{namespace="ml",name="gemma",pod="a",le="%s"}'
+    series = {name % le: f"0+{count}x60" for le, count in (("1", quick), ("2", 60), ("+Inf", 60))}
+    told = {
+        "summary": "Images of ml/gemma take 1.95s to decode (p95), waiting included.",
+        "description": "More come than its decoders take: add replicas, or have clients send images no larger than "
+        "maxSoftTokens looks at (docs/images.md).",
+    }
+    labels = {"namespace": "ml", "name": "gemma", "severity": "warning"}
+    expected: list[object] = [] if quick else [{"exp_labels": labels, "exp_annotations": told}]
+    _evaluate(promtool, tmp_path, series=series, alert="ModelServeImagesSlow", expected=expected, at="20m")

@@ -23,6 +23,10 @@ from modelserve.sizing.media.image_urls import url_hosts
 from modelserve_worker.media.decode_pool import DecodePool
 from modelserve_worker.media.fetching.image_fetcher import ImageFetcher, Streams
 from modelserve_worker.media.image_reader import ImageReader
+from modelserve_worker.server.answers.fetched_images import ImagesElsewhere, fetch_images
+from modelserve_worker.server.errors.errors import ApiError
+from modelserve_worker.server.http.body_limits import OpenBodies
+from modelserve_worker.server.http.request_context import RequestContext
 from modelserve_worker.server.state import ServedModel, ServerState
 from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
@@ -191,3 +195,24 @@ def test_base64_is_not_fetched(seeing: LiveServer, host: Host) -> None:
     url = "DATA:image/png;base64," + base64.b64encode(DATA).decode()
     assert ask(seeing, asking({"type": "image_url", "image_url": {"url": url}})).status_code == 200
     assert host.asked == []
+
+
+async def test_fetching_is_told_in_a_span_also_where_it_fails(seeing_model: ServedModel, host: Host) -> None:
+    fetcher = ImageFetcher(url_hosts([HOST]), resolve=host.resolve, connect=host.connect)
+    reader = ImageReader(ImageInput(3, 280, ARCHITECTURE), DecodePool(1), fetcher=fetcher)
+    model = replace(seeing_model, images=reader)
+    with OpenBodies().account() as account:
+        context = RequestContext("r", "c", account)
+        wanted = ImagesElsewhere({f"{HOST}/a": "messages.0", f"{HOST}/b": "messages.1"})
+        await fetch_images(wanted, model, context, iter(range(9)).__next__)
+        assert context.fetched == {f"{HOST}/a": DATA, f"{HOST}/b": DATA}
+        with pytest.raises(ApiError, match="answers 404"):
+            await fetch_images(
+                ImagesElsewhere({f"{HOST}/none": "messages.2"}), model, context, iter((10, 11, 12)).__next__
+            )
+    assert [(each.name, each.images, each.began_s) for each in context.image_spans] == [
+        ("fetch", 2, 0),
+        ("fetch", 1, 10),
+    ]
+    assert [each.ended_s for each in context.image_spans] == [3, 12]
+    reader.close()

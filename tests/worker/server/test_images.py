@@ -123,7 +123,7 @@ def test_what_is_refused_and_by_which_name(seeing: LiveServer) -> None:
         (asking({"type": "input_audio", "input_audio": {}}), "messages.0.content.0", "modality_not_served", "no audio"),
         (asking({"type": "video_url", "video_url": {}}), "messages.0.content.0", "modality_not_served", "no video"),
         (asking(good) | {"messages": [{"role": "system", "content": [good]}]},
-         "messages.0.content.0", "modality_not_served", "messages of the user alone"),
+         "messages.0.content.0", "modality_not_served", "messages of the user and results of tools have"),
     ]  # fmt: skip
     for body, param, code, words in cases:
         error = refused(seeing, body)
@@ -199,6 +199,65 @@ def test_streams_and_other_protocols(seeing: LiveServer) -> None:
     answer = ask(seeing, asked | {"max_tokens": 4, "messages": [{"role": "user", "content": [url]}]}, "/v1/messages")
     assert answer.status_code == 400
     assert "fetches nothing" in answer.json()["error"]["message"]
+
+
+def test_results_of_tools_have_images(seeing: LiveServer) -> None:
+    """In all three protocols: the same prompt, where the template writes an image inside the result."""
+    data, call = picture(), {"name": "look", "arguments": "{}"}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    chat = asking(text("look")) | {"tools": tools}
+    chat["messages"] += [
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "c", "content": [text("seen"), image(data)]},
+    ]
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [text("seen"), {"type": "image", "source": source}]}
+    messages = {
+        "model": "tiny", "max_tokens": 4, "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        "messages": [
+            {"role": "user", "content": [text("look")]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+            {"role": "user", "content": [result]},
+        ],
+    }  # fmt: skip
+    output = [{"type": "input_text", "text": "seen"}, {"type": "input_image", "image_url": url_of(data)}]
+    responses = {
+        "model": "tiny", "max_output_tokens": 4,
+        "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+        "input": [
+            {"role": "user", "content": "look"},
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": output},
+        ],
+    }  # fmt: skip
+    for body, route in ((chat, CHAT), (messages, "/v1/messages"), (responses, "/v1/responses")):
+        answer = ask(seeing, body, route)
+        assert answer.status_code == 200, answer.text
+    requests = seeing.engine.requests
+    assert len({tuple(each.prompt_token_ids) for each in requests}) == 1
+    (span,) = requests[0].spans
+    ids = requests[0].prompt_token_ids
+    assert ids.index(50) < span.start < ids.index(51), "inside the result"
+    cut = {"id": "c", "type": "function", "function": call | {"arguments": '{"a'}}
+    chat["messages"][1]["tool_calls"] = [cut]
+    error = refused(seeing, chat)
+    assert (error["param"], error["code"]) == ("messages.2.content.1", "invalid_value")
+    assert "without images" in error["message"]
+
+
+def test_images_by_file_are_refused_by_name(seeing: LiveServer) -> None:
+    by_file = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [text("a"), by_file]}
+    part = {"type": "input_image", "file_id": "f", "detail": "auto"}
+    words = "an image by file_id is not supported: this server keeps no files"
+    error = refused(seeing, {"model": "tiny", "input": [{"role": "user", "content": [part]}]}, "/v1/responses")
+    assert error["code"] == "modality_not_served"
+    assert error["param"].endswith("content.0.file_id")
+    assert words in error["message"]
+    for content in ([text("a"), by_file], [result]):
+        said = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+        message = refused(seeing, said, "/v1/messages")["message"]
+        assert f"1.source: {words}" in message
 
 
 def test_a_body_may_be_as_large_as_its_images(seeing: LiveServer) -> None:

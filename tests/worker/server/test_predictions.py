@@ -42,7 +42,7 @@ def test_a_prediction_reaches_the_engine_as_tokens(server: Any, content: Any) ->
         ("a b", "prediction"),
         ({"type": "code", "content": "a"}, "prediction.type"),
         ({"type": "content"}, "prediction.content"),
-        ({"type": "content", "content": [{"type": "image_url", "image_url": "x"}]}, "of the user alone"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": "x"}]}, "of the user and results of tools"),
         ({"type": "content", "content": "a " * 9_000}, "prediction.content has at least"),
     ],
 )

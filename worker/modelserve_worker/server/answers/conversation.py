@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelserve_worker.server.bodies.image_parts import for_template
+from modelserve_worker.server.bodies.image_parts import IMAGE, for_template
 from modelserve_worker.server.bodies.messages import ONLY_ASSISTANT, Message, MessageToolCall
 from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.json_text import nested_deeper, read_json
@@ -41,6 +41,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if message.role == "tool":
             name = _answered(message, functions, where)
             if message.tool_call_id in spoken:
+                _require_text(message, where)
                 returned.append(f"{name} returned: {_text(message.content or '')}")
                 continue
             entry |= {"tool_call_id": message.tool_call_id, "name": name}
@@ -62,6 +63,14 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if returned:
         ready.append(_told(returned))
     return _instructions_first(ready)
+
+
+def _require_text(message: Message, where: str) -> None:
+    """Of the result of a call that stands as text."""
+    for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part["type"] == IMAGE:
+            param = f"{where}.content.{index}"
+            raise _wrong(param, "the call that it answers is no valid one; its result stands as text, without images")
 
 
 def _told(returned: Sequence[str]) -> dict[str, Any]:

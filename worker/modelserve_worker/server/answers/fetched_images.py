@@ -14,7 +14,7 @@ from modelserve.sizing.media.image_input import ENCODED_BYTES, encoded_bytes
 from modelserve_worker.media.fetching.image_fetcher import ImageFetcher
 from modelserve_worker.media.media_error import MediaError, MediaTooLarge
 from modelserve_worker.server.errors.media_refusals import as_answer
-from modelserve_worker.server.http.request_context import RequestContext
+from modelserve_worker.server.http.request_context import ImageSpan, RequestContext
 from modelserve_worker.server.image_metrics import ImageMetrics
 from modelserve_worker.server.state import ServedModel
 
@@ -38,6 +38,7 @@ async def fetch_images(
     reader = model.images
     assert reader is not None, "nothing asks for images where there is no reader"
     assert reader.fetcher is not None, "no address is allowed where nothing is fetched"
+    began = clock()
     room = _Room(encoded_bytes(reader.images.per_request), context)
     try:
         async with asyncio.TaskGroup() as group:
@@ -50,6 +51,8 @@ async def fetch_images(
                 model.image_metrics.refused(error)
             raise as_answer(error, "messages") from error
         raise error from failed
+    finally:
+        context.image_spans.append(ImageSpan("fetch", len(wanted.places), began, clock()))
 
 
 async def _fetch(

@@ -27,7 +27,7 @@ from modelserve_worker.server.bodies.image_parts import image_parts
 from modelserve_worker.server.bodies.protocol import ChatCompletionRequest
 from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.errors.media_refusals import as_answer
-from modelserve_worker.server.http.request_context import RequestContext
+from modelserve_worker.server.http.request_context import ImageSpan, RequestContext
 from modelserve_worker.server.state import ServedModel
 
 _SLOT, _BEGIN, _END = "<|image|>", "<|image>", "<image|>"
@@ -163,6 +163,7 @@ async def attach_images(
     assert reader is not None, "nothing places images where there is no reader"
     held = len(requests) * sum(each.image.soft_tokens for each in images) * reader.images.architecture.patch_values
     sent = sum(len(each.image.data) for each in images)
+    started = clock()
     namespace = f"{context.tenant}\0{requests[0].cache_salt}"
     try:
         if held > reader.most_held_bytes:
@@ -188,6 +189,7 @@ async def attach_images(
         if metrics is not None:
             metrics.refused(error)
         raise as_answer(error, "messages") from error
+    context.image_spans.append(ImageSpan("decode", len(images), started, clock()))
     made = tuple(spans)
     context.account.hold_more(-sent)
     for request in requests:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from modelserve_worker.server.bodies.field_policy import BLOCK_FIELDS
+from modelserve_worker.server.bodies.image_parts import refuse_file
 from modelserve_worker.server.bodies.messages import MAX_CALL_ID_LENGTH
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.bodies.text_content import text_parts
@@ -75,12 +76,37 @@ class ToolResultBlock(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
-    content: str | list[dict[str, Any]] = ""
+    content: str | list[TextBlock | ImageBlock] = ""
 
-    @field_validator("content", mode="before", json_schema_input_type=str | list[TextBlock])
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextBlock | ImageBlock])
     @classmethod
-    def _text_only(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_parts(value, ("text",), info)
+    def _parts(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list):
+            return text_parts(value, ("text",), info)
+        return [_seen(block, index) or text_parts([block], ("text",), info)[0] for index, block in enumerate(value)]
+
+    def result(self) -> str | list[dict[str, Any]]:
+        """As the content of a chat message."""
+        if isinstance(self.content, str):
+            return self.content
+        return [_part(block) for block in self.content]
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    return {"type": "text", "text": block.text} if isinstance(block, TextBlock) else block.part()
+
+
+def _seen(block: Any, index: int) -> dict[str, Any] | None:
+    """A block that is an image; None for another."""
+    if not isinstance(block, dict) or block.get("type") != "image":
+        return None
+    _refuse_file(block, index)
+    return block
+
+
+def _refuse_file(block: Mapping[str, Any], index: int) -> None:
+    if isinstance(source := block.get("source"), dict):
+        refuse_file(source, f"{index}.source")
 
 
 UserBlock = Annotated[TextBlock | ImageBlock | ToolResultBlock, Field(discriminator="type")]
@@ -91,9 +117,10 @@ _MEDIA = ("document", "container_upload", "search_result")
 
 
 def _one_block(value: Any) -> Any:
-    for block in value if isinstance(value, list) else ():
+    for index, block in enumerate(value if isinstance(value, list) else ()):
         if isinstance(block, dict) and block.get("type") in _MEDIA:
             raise ValueError(f"content part {block['type']!r} is not supported: this server reads text and images")
+        _seen(block, index)
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -116,14 +143,10 @@ def chat_messages(messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
     """Chat messages: the results in a message of the user come before what else it says."""
     ready: list[dict[str, Any]] = []
     for message in messages:
-        text: list[dict[str, Any]] = [
-            {"type": "text", "text": block.text} if isinstance(block, TextBlock) else block.part()
-            for block in message.content
-            if isinstance(block, TextBlock | ImageBlock)
-        ]
+        text = [_part(block) for block in message.content if isinstance(block, TextBlock | ImageBlock)]
         if isinstance(message, UserMessage):
             results = [block for block in message.content if isinstance(block, ToolResultBlock)]
-            ready += [{"role": "tool", "tool_call_id": r.tool_use_id, "content": r.content} for r in results]
+            ready += [{"role": "tool", "tool_call_id": r.tool_use_id, "content": r.result()} for r in results]
             if text or not results:
                 ready.append({"role": "user", "content": text})
         else:

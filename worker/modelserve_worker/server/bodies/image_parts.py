@@ -77,11 +77,21 @@ def refuse_media(kind: Any, index: int) -> None:
     if kind in _KINDS:
         raise FieldError(
             str(index),
-            f"content part {kind!r} is not supported here: messages of the user alone have images",
+            f"content part {kind!r} is not supported here: messages of the user and results of tools have images",
             NOT_SERVED,
         )
     if kind in _OTHERS:
         raise FieldError(str(index), f"content part {kind!r}: this server takes no {_OTHERS[kind]}", NOT_SERVED)
+
+
+def refuse_file(part: Mapping[str, Any], at: str) -> None:
+    """Raise FieldError for an image that is named as a file which its client has stored."""
+    if part.get("file_id") is not None:
+        raise FieldError(
+            f"{at}.file_id",
+            f"{at}: an image by file_id is not supported: this server keeps no files; send the image, or its address",
+            NOT_SERVED,
+        )
 
 
 def image_parts(messages: Sequence[_Message]) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -18,6 +18,7 @@ MAX_MESSAGES = 32768
 MAX_CALLS = 128  # in one message
 MAX_CALL_ID_LENGTH = 256
 ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
+_SEEN = ("user", "tool")  # roles whose messages may have images
 _SAID = ("content", *ONLY_ASSISTANT)
 
 
@@ -54,7 +55,7 @@ class TextPart(RequestModel):
 
 class Message(RequestModel):
     """One message of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts, and of
-    image_url parts in what the user says.
+    image_url parts in what the user says and tools return.
 
     `reasoning` is the name some clients send `reasoning_content` back under.
     """
@@ -73,7 +74,7 @@ class Message(RequestModel):
     @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart | ImageUrlPart])
     @classmethod
     def _parts(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_parts(value, ("text",), info, images=info.data.get("role") == "user")
+        return text_parts(value, ("text",), info, images=info.data.get("role") in _SEEN)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from starlette.types import Scope
 
@@ -13,6 +14,15 @@ from modelserve_worker.server.state import AdapterUse
 
 CLIENT_LEFT = 499  # the status of what nobody waited for
 _KEY = "modelserve.request"
+
+
+class ImageSpan(NamedTuple):
+    """What was done for the images of a request together, from when to when: `fetch` or `decode`."""
+
+    name: str
+    images: int
+    began_s: float
+    ended_s: float
 
 
 @dataclass
@@ -34,6 +44,7 @@ class RequestContext:
     first_token_s: float | None = None
     manages: bool = False  # its key is one that sets of adapters are taken by
     fetched: dict[str, bytes] = field(default_factory=dict)  # images that it names, by address
+    image_spans: list[ImageSpan] = field(default_factory=list)
     broken: int | None = None  # the status of the error that ended a stream, whose head says 200
 
     _adapter: AdapterUse | None = None

@@ -1,4 +1,5 @@
-"""Traces by OpenTelemetry: one span for each inference request, where OTEL_EXPORTER_OTLP_ENDPOINT says where to.
+"""Traces by OpenTelemetry: one span for each inference request, with those of its images within, where
+OTEL_EXPORTER_OTLP_ENDPOINT says where to.
 
 The library is the optional extra `otel`; its own environment variables (service name, headers, sampling) hold.
 """
@@ -23,12 +24,13 @@ class Tracing:
     """Tells finished requests to `tracer_provider`; a caller's `traceparent` header makes its span the parent."""
 
     def __init__(self, tracer_provider: Any, model_name: str) -> None:
-        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._tracer = tracer_provider.get_tracer("modelserve_worker")
         self._model_name = model_name
         self._kind = SpanKind.SERVER
+        self._as_parent = set_span_in_context
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
@@ -55,15 +57,24 @@ class Tracing:
 
     def record(self, context: RequestContext, headers: Headers, *, method: str, path: str, status: int) -> None:
         """The request has just been answered."""
-        now_ns = time.time_ns()
+        now_ns, now_s = time.time_ns(), time.monotonic()
         carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         span = self._tracer.start_span(
             f"{method} {path}",
             context=self._propagator.extract(carrier),
             kind=self._kind,
-            start_time=now_ns - int((time.monotonic() - context.arrival_s) * 1e9),
+            start_time=now_ns - int((now_s - context.arrival_s) * 1e9),
             attributes=self._attributes(context, method, path, status),
         )
+        within = self._as_parent(span)
+        for each in context.image_spans:
+            inner = self._tracer.start_span(
+                f"images {each.name}",
+                context=within,
+                start_time=now_ns - int((now_s - each.began_s) * 1e9),
+                attributes={"modelserve.images": each.images},
+            )
+            inner.end(now_ns - int((now_s - each.ended_s) * 1e9))
         span.end(now_ns)
 
     def _attributes(self, context: RequestContext, method: str, path: str, status: int) -> dict[str, Any]:

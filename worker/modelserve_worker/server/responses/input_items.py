@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from modelserve_worker.server.bodies.field_policy import INPUT_FIELDS, PART_FIELDS
-from modelserve_worker.server.bodies.image_parts import Detail
+from modelserve_worker.server.bodies.image_parts import Detail, refuse_file
 from modelserve_worker.server.bodies.messages import MAX_CALL_ID_LENGTH
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.bodies.text_content import text_parts
@@ -43,14 +43,23 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "input_image"
 
 
-def _image(part: dict[str, Any]) -> dict[str, Any]:
+def _image(part: dict[str, Any], index: int) -> dict[str, Any]:
+    refuse_file(part, str(index))
     read = ImageContent.model_validate(part)
     address = {"url": read.image_url, **({"detail": read.detail} if read.detail else {})}
     return {"type": "image_url", "image_url": address}
 
 
-Text = Annotated[
-    str | list[dict[str, Any]], BeforeValidator(_text_only, json_schema_input_type=str | list[TextContent])
+def _with_images(value: Any, info: ValidationInfo) -> Any:
+    """As parts of a chat message, which read images."""
+    if not isinstance(value, list):
+        return _text_only(value, info)
+    return [_image(part, index) if _is_image(part) else _text_only([part], info)[0] for index, part in enumerate(value)]
+
+
+Seen = Annotated[
+    str | list[dict[str, Any]],
+    BeforeValidator(_with_images, json_schema_input_type=str | list[TextContent | ImageContent]),
 ]
 
 
@@ -72,10 +81,7 @@ class MessageItem(_Item):
     @field_validator("content", mode="before", json_schema_input_type=str | list[TextContent | ImageContent])
     @classmethod
     def _parts(cls, value: Any, info: ValidationInfo) -> Any:
-        """As parts of a chat message, which read images."""
-        if info.data.get("role") != "user" or not isinstance(value, list):
-            return _text_only(value, info)
-        return [_image(part) if _is_image(part) else _text_only([part], info)[0] for part in value]
+        return _with_images(value, info) if info.data.get("role") == "user" else _text_only(value, info)
 
 
 class FunctionCallItem(_Item):
@@ -90,7 +96,7 @@ class FunctionCallItem(_Item):
 class FunctionCallOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)
-    output: Text
+    output: Seen
 
 
 class ReasoningItem(_Item):
