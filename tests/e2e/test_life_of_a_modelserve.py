@@ -44,6 +44,13 @@ def test_wait_and_columns_tell_the_state(tiny: Deployed) -> None:
     assert "maxModelLen" in tiny.kubectl.run("explain", "modelserve.spec.context")
 
 
+def test_what_tests_read_is_what_kubectl_prints(tiny: Deployed) -> None:
+    for words in (("service", "tiny"), ("deployments,services,configmaps", "-l", f"{NAME_LABEL}=tiny")):
+        printed = json.loads(tiny.kubectl.run("get", *words, "-o", "json"))
+        found = tiny.kubectl.get(*words)
+        assert found.get("items", found) == printed.get("items", printed)
+
+
 def test_the_worker_has_the_memory_that_was_planned_and_the_cpu_measures_nothing(tiny: Deployed) -> None:
     with (
         service_url(tiny.target, NAMESPACE, "tiny") as url,

@@ -2,10 +2,9 @@
 
     PYTHONPATH=operator:worker:tests/cluster python tests/soak/tenants.py
 
-The local cluster has one node, so GPUs, drains and full pools are played in `tests/bench two_tenants`. Here all
-is real: Jobs that read the model, workers that load it, and the kubelet. The update is to another name of the image.
-Seconds depend on what else the machine does; that everything ends, and that no worker of the other tenant that served
-is taken, does not.
+All is real: Jobs that read the model, workers that load it, and the kubelet. The update is to another name of the
+image. Seconds depend on what else the machine does; that everything ends, and that no worker of the other tenant that
+served is taken, does not.
 """
 
 from __future__ import annotations

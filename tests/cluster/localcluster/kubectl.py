@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import yaml
 
+from localcluster.api_reader import ReadFailed, as_kubectl, paths, reader_of
 from localcluster.settings import ClusterError
 
 
@@ -53,7 +54,14 @@ class Kubectl:
         return self.run("apply", "--server-side", "-f", "-", document=yaml.safe_dump_all(documents))
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """One object or a List, parsed."""
+        """One object or a List, parsed. Without a program where the API server can be asked as easily."""
+        asked = paths(arguments, self.namespace)
+        reader = None if asked is None else reader_of(self.kubeconfig)
+        if asked is not None and reader is not None:
+            try:
+                return as_kubectl([reader.get(path) for path in asked])
+            except ReadFailed as error:
+                raise KubectlError(f"get {' '.join(arguments)}: {error}") from error
         document: dict[str, Any] = json.loads(self.run("get", *arguments, "-o", "json"))
         return document
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 GOLDEN = Path(__file__).parent / "golden_code.tsv"
 RECORD = "python tests/worker/kernels/golden_code.py --record"
-SAMPLED = 8
+SAMPLED = 24
 _COMPILER, _CHECK = "# compiled by ", "# early work is checked as "
 
 
