@@ -28,6 +28,8 @@ MOST_SLOTS, MOST_ADAPTERS, MOST_RANK = 256, 1024, 256
 DEFAULT_RANK = 16
 BLOCK_ROWS = 16  # rows of one adapter that are multiplied together
 SPLIT_INPUTS, MOST_SPLITS = 256, 6  # A x is summed in so many pieces at most, of a multiple of so many inputs
+FEW_ROWS = 64  # of a step, whose terms have kernels of their own
+FEW_SPLIT_INPUTS, MOST_FEW_SPLITS = 256, 32  # pieces of so many inputs, of twice as many where they were more
 _FLOAT32 = _INT32 = 4
 
 
@@ -69,6 +71,11 @@ class AdaptedMatrix:
 def split_inputs(inputs: int) -> int:
     """Inputs of a matrix that one program of A x sums."""
     return -(-inputs // (MOST_SPLITS * SPLIT_INPUTS)) * SPLIT_INPUTS
+
+
+def few_split_inputs(inputs: int) -> int:
+    """The same in a step of at most FEW_ROWS rows."""
+    return FEW_SPLIT_INPUTS if inputs <= FEW_SPLIT_INPUTS * MOST_FEW_SPLITS else 2 * FEW_SPLIT_INPUTS
 
 
 def adapted_matrices(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelserve.sizing.adapters import BLOCK_ROWS
+from modelserve.sizing.adapters import BLOCK_ROWS, FEW_ROWS
 from modelserve_worker.kernels.adapters.terms import (
     NO_ADAPTER,
     AdapterBlocks,
@@ -61,11 +61,15 @@ def blocks_of(slots: list[int], *, padding: int = 0) -> AdapterBlocks:
     rows, of_blocks = (torch.from_numpy(each) for each in row_blocks(np.array(slots, dtype=np.int32)))
     empty = torch.full((padding,), NO_ADAPTER, dtype=torch.int32)
     rows = torch.cat((rows, empty.repeat_interleave(BLOCK_ROWS)))
-    return AdapterBlocks(rows.to(DEVICE), torch.cat((of_blocks, empty)).to(DEVICE))
+    row_slots = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    return AdapterBlocks(rows.to(DEVICE), torch.cat((of_blocks, empty)).to(DEVICE), row_slots)
 
 
 def add(terms: AdapterTerms, x: Tensor, y: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> None:
-    terms.expand(terms.shrink(x, factors, blocks), y, factors, blocks)
+    if few := terms.few(x, factors):
+        terms.expand_few(terms.shrink_few(few, factors, blocks, settled=False), y)
+    else:
+        terms.expand(terms.shrink(x, factors, blocks), y, factors, blocks)
 
 
 def check(terms: AdapterTerms, parts: tuple[int, ...], inputs: int, rank: int, dtype: torch.dtype, rows: int) -> None:
@@ -85,6 +89,13 @@ def check(terms: AdapterTerms, parts: tuple[int, ...], inputs: int, rank: int, d
         assert float((error - expected.abs() * torch.finfo(result).eps).max()) <= 4 * unit * scale
         alone = [row for row, slot in enumerate(slots) if slot == NO_ADAPTER]
         assert torch.equal(y[alone], before[alone])
+        blocks = blocks_of(slots, padding=2)
+        few = terms.few(x, factors)
+        assert (few is None) == (isinstance(terms, PlainTerms) or rows > FEW_ROWS)
+        if few is not None:
+            term = terms.shrink_few(few, factors, blocks, settled=False).dense()
+            assert float((term - (expected - before.double())).abs().max()) <= 4 * unit * scale
+            assert not term[alone].any()
 
 
 @pytest.mark.parametrize(("parts", "inputs", "rank"), SHAPES)
@@ -94,9 +105,10 @@ def test_plain_terms(parts: tuple[int, ...], inputs: int, rank: int, dtype: torc
     check(PlainTerms(), parts, inputs, rank, dtype, rows)
 
 
-@pytest.mark.parametrize(("parts", "inputs", "rank"), SHAPES[:2])
-def test_kernels_in_the_interpreter_or_on_a_gpu(parts: tuple[int, ...], inputs: int, rank: int) -> None:
-    check(TritonTerms(), parts, inputs, rank, torch.float32, 37)
+@pytest.mark.parametrize(("parts", "inputs", "rank"), SHAPES[:3])
+@pytest.mark.parametrize("rows", [9, FEW_ROWS + 1])
+def test_kernels_in_the_interpreter_or_on_a_gpu(parts: tuple[int, ...], inputs: int, rank: int, rows: int) -> None:
+    check(TritonTerms(), parts, inputs, rank, torch.float32, rows)
 
 
 @pytest.mark.gpu
@@ -107,11 +119,51 @@ def test_kernels_on_a_gpu(parts: tuple[int, ...], inputs: int, rank: int, rows: 
     check(TritonTerms(), parts, inputs, rank, torch.bfloat16, rows)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU or torch.cuda.get_device_capability() != (9, 0), reason="needs Hopper")
+@pytest.mark.parametrize(("parts", "inputs"), [((2048, 512, 512), 2560), ((256,), 2560), ((2560,), 10240)])
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_a_x_beside_the_product(parts: tuple[int, ...], inputs: int, rows: int) -> None:
+    """A norm, its product, A x beside that, and who reads both: captured, with another x each time."""
+    from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
+    from modelserve_worker.kernels.products.hopper.linear_rows_sm90 import dense_rows
+
+    slots = np.random.default_rng(rows).integers(NO_ADAPTER, SLOTS, rows).tolist()
+    terms, elementwise, blocks = TritonTerms(), TritonElementwise(), blocks_of(slots, padding=2)
+    factors, weight = factors_of(parts, inputs, 16, torch.bfloat16), torch.ones(inputs, device=DEVICE).bfloat16()
+    matrix = (torch.randn(sum(parts), inputs, device=DEVICE) * inputs**-0.5).bfloat16()
+    ends = torch.ones(sum(parts), device=DEVICE).bfloat16()
+    taken = torch.empty(rows, inputs, device=DEVICE).bfloat16()
+    residual = torch.zeros(rows, sum(parts), device=DEVICE).bfloat16()
+
+    def step(settled: bool) -> Tensor:
+        x = elementwise.rms_norm(taken, weight, eps=1e-6)
+        few = terms.few(x, factors)
+        assert few is not None
+        y = dense_rows(x, matrix, beside=settled)
+        term = terms.shrink_few(few, factors, blocks, settled=settled)
+        if len(parts) == 1 and terms.left_to_readers(factors, normed=True):
+            options = {"scalar": None, "next_weight": None, "eps": 1e-6, "term": term}
+            return elementwise.residual_norm(residual.clone(), y, ends, **options)[0]
+        terms.expand_few(term, y)
+        return y.clone()
+
+    step(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [step(True) for _ in range(8)]
+    for _ in range(20):
+        taken.copy_(torch.randn(rows, inputs, device=DEVICE))
+        expected = step(False)
+        graph.replay()
+        assert all(torch.equal(expected, each) for each in results)
+
+
 def test_a_rows_bits_do_not_depend_on_others() -> None:
     factors = factors_of((48, 16), 96, 4, torch.bfloat16)
     x, y = torch.randn(20, 96, device=DEVICE).bfloat16(), torch.randn(20, 64, device=DEVICE).bfloat16()
     slots = [row % SLOTS for row in range(20)]
-    terms: list[AdapterTerms] = [PlainTerms(exact=True), TritonTerms()]
+    terms: list[AdapterTerms] = [PlainTerms(exact=True), TritonTerms(), TritonTerms(exact=True)]
     for each in terms:
         together, alone = y.clone(), y.clone()
         add(each, x, together, factors, blocks_of(slots))
@@ -120,6 +172,13 @@ def test_a_rows_bits_do_not_depend_on_others() -> None:
                 each, x, alone, factors, blocks_of([slot if at == row else NO_ADAPTER for at, slot in enumerate(slots)])
             )
             assert torch.equal(alone[row], together[row])
+    # Of the last, whatever a step's size is.
+    many = torch.randn(FEW_ROWS + 1, 96, device=DEVICE).bfloat16()
+    results = torch.zeros(FEW_ROWS + 1, 64, device=DEVICE).bfloat16()
+    single = torch.zeros(1, 64, device=DEVICE).bfloat16()
+    add(terms[-1], many, results, factors, blocks_of([1] * len(many)))
+    add(terms[-1], many[5:6], single, factors, blocks_of([1]))
+    assert torch.equal(single[0], results[5])
 
 
 def test_blocks_have_every_row_once_and_one_adapter_each() -> None:

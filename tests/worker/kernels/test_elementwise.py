@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend, PlainElementwise
+from modelserve_worker.kernels.adapters.terms import RowTerm, SlotFactors
+from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend, ExactElementwise, PlainElementwise
 from modelserve_worker.kernels.elementwise.elementwise_triton import TritonElementwise
 
 pytestmark = pytest.mark.drawn
@@ -159,6 +160,50 @@ def test_a_delta_in_parts_is_their_sum_rounded_once(parts: int, rows: int, numbe
             for each in (total.to(numbers.dtype), delta)
         )
         assert all(torch.equal(*pair) for pair in zip(whole, apart, strict=True))
+
+
+def a_term(numbers: Numbers, rows: int, parts: tuple[int, ...], rank: int = 6, scale: float = 3.0) -> RowTerm:
+    """Of rows of two adapters, and every third without; A x in 3 pieces."""
+    sums = numbers.activations(3, rows, len(parts) * rank, scale=scale).float()
+    b = numbers.activations(2, sum(parts), rank)
+    scales = numbers.activations(2, len(parts)).float()
+    slots = torch.tensor([row % 3 - 1 for row in range(1, rows + 1)], dtype=torch.int32, device=numbers.device)
+    return RowTerm(sums, SlotFactors(b[..., :1], b, scales, parts), slots)
+
+
+def nearly(found: Tensor, expected: Tensor, numbers: Numbers) -> None:
+    """The term is summed in another order: a sum on the border of two numbers may be rounded to the other."""
+    unit = torch.finfo(numbers.dtype).eps
+    largest = float(expected.abs().max())
+    assert float((found - expected).abs().max()) <= 4 * unit * largest
+    assert numbers.dtype is torch.float32 or float((found != expected).double().mean()) < 0.02
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+@pytest.mark.parametrize("width", [704, 2560])
+def test_a_term_is_added_before_the_delta_is_rounded(parts: int, width: int, numbers: Numbers) -> None:
+    residual, weight, rows = numbers.activations(4, width), numbers.weight(width), 4
+    delta = numbers.activations(*((parts, rows, width) if parts else (rows, width)), scale=30.0)
+    delta = delta.float() if parts else delta
+    term = a_term(numbers, rows, (width,))
+    whole = ((delta.sum(0) if parts else delta.float()) + term.dense()).to(numbers.dtype)
+    options = {"scalar": None, "next_weight": weight, "eps": EPS}
+    for backend in (TritonElementwise(), PlainElementwise()):
+        expected = results(backend.residual_norm(residual.clone(), whole, weight, **options))
+        found = results(backend.residual_norm(residual.clone(), delta, weight, **options, term=term))
+        for pair in zip(found, expected, strict=True):
+            nearly(*pair, numbers)
+
+
+@pytest.mark.parametrize("backend", [TritonElementwise(), PlainElementwise(), ExactElementwise()])
+def test_terms_are_added_before_gelu(backend: ElementwiseBackend, numbers: Numbers) -> None:
+    gate_up, term = numbers.activations(3, 2 * 704, scale=3.0), a_term(numbers, 3, (704, 704))
+    total = (gate_up.float() + term.dense()).to(numbers.dtype)
+    nearly(backend.gated_gelu(gate_up, term), backend.gated_gelu(total), numbers)
+    gate, gate_term = gate_up[:, :256].contiguous(), a_term(numbers, 3, (256,))
+    per_layer = numbers.activations(3, 5, 256)[:, 3]
+    summed = (gate.float() + gate_term.dense()).to(numbers.dtype)
+    nearly(backend.per_layer_gate(gate, per_layer, gate_term), backend.per_layer_gate(summed, per_layer), numbers)
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(numbers: Numbers) -> None:

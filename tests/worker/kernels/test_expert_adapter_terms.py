@@ -48,8 +48,9 @@ def dealt(slots: list[int], experts: int, *, top_k: int = TOP_K, padding: int = 
     }
     rows, of_blocks = (torch.from_numpy(each) for each in row_blocks(np.array(slots, dtype=np.int32)))
     empty = torch.full((padding,), NO_ADAPTER, dtype=torch.int32)
+    padded = torch.cat((rows, empty.repeat_interleave(BLOCK_ROWS))).to(DEVICE)
     blocks = AdapterBlocks(
-        torch.cat((rows, empty.repeat_interleave(BLOCK_ROWS))).to(DEVICE), torch.cat((of_blocks, empty)).to(DEVICE)
+        padded, torch.cat((of_blocks, empty)).to(DEVICE), torch.tensor(slots, dtype=torch.int32, device=DEVICE)
     )
     return Dealt(blocks, chosen.to(DEVICE), found.places.to(DEVICE), pairs)
 
@@ -163,14 +164,10 @@ def test_a_rows_bits_do_not_depend_on_others() -> None:
         together = y.clone()
         add(terms, x, together, factors, case)
         for row in (0, 7, 19):
-            rows, of_blocks = (
-                torch.from_numpy(each).to(DEVICE)
-                for each in row_blocks(
-                    np.array([slot if at == row else NO_ADAPTER for at, slot in enumerate(slots)], dtype=np.int32)
-                )
-            )
+            row_slots = np.array([slot if at == row else NO_ADAPTER for at, slot in enumerate(slots)], dtype=np.int32)
+            blocks = AdapterBlocks(*(torch.from_numpy(each).to(DEVICE) for each in (*row_blocks(row_slots), row_slots)))
             alone = y.clone()
-            add(terms, x, alone, factors, Dealt(AdapterBlocks(rows, of_blocks), case.chosen, case.places, {}))
+            add(terms, x, alone, factors, Dealt(blocks, case.chosen, case.places, {}))
             mine = case.places[row].tolist()
             assert torch.equal(alone[mine], together[mine])
             others = [each for each in range(len(y)) if each not in mine]

@@ -8,6 +8,7 @@ from attention_cases import ints, layout, pages_of
 from paged_case import PagedCase, rope
 from torch import Tensor
 
+from modelserve_worker.kernels.adapters.terms import RowTerm, SlotFactors
 from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.arguments import HeadNorms, Rotary, StepRows
 from modelserve_worker.kernels.attention.row_codec import StoredRows, decode_rows, encode_rows, v_only_columns
@@ -29,10 +30,20 @@ CHUNK = range(2, 8)
 class Prepared:
     """One launch of `prepare` over a fresh cache; the same projections whatever the format.
 
-    `broken`: a token with a NaN in its last head of K and in that of V.
+    `broken`: a token with a NaN in its last head of K and in that of V. `adapted`: terms of adapters are added, too, of
+    two of three tokens.
     """
 
-    def __init__(self, kind: str, *, v_only: bool, fmt: str, shared: bool = False, broken: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        v_only: bool,
+        fmt: str,
+        shared: bool = False,
+        broken: int | None = None,
+        adapted: bool = False,
+    ) -> None:
         width = 128 if v_only else 64
         self.case = case = PagedCase(
             kind,
@@ -74,12 +85,21 @@ class Prepared:
         buffers = [torch.full((tokens, heads, width), 77, dtype=element, device=DEVICE) for _ in range(2)]
         scales = [torch.full((tokens, heads), 77, dtype=torch.float16, device=DEVICE) for _ in range(2)]
         self.fresh = StepRows(*buffers, *scales) if kind == "sliding" else None
+        term = None
+        if adapted:
+            parts = [each * width for each in (heads * GROUP, heads, heads)[: 1 if shared else 2 if v_only else 3]]
+            b, sums = random(2, sum(parts), 8), random(3, tokens, len(parts) * 8).float()
+            scales_of_parts = random(2, len(parts)).float()
+            of_rows = ints([token % 3 - 1 for token in range(tokens)], DEVICE)
+            term = RowTerm(sums, SlotFactors(b[..., :1], b, scales_of_parts, tuple(parts)), of_rows)
         launches.prepare(
             self.projected.flatten(1), self.q, self.step, pages=pages_of(case),
             norms=HeadNorms(self.q_weight, self.k_weight, EPS),
             rotary=Rotary(angles.cos().float(), angles.sin().float()), fresh=self.fresh,
-            pairs=PAIRS if v_only else 0,
+            pairs=PAIRS if v_only else 0, term=term,
         )  # fmt: skip
+        if term is not None:
+            self.projected = (self.projected.flatten(1).float() + term.dense()).to(COMPUTE).view(self.projected.shape)
 
     def commit(self) -> None:
         assert self.fresh is not None
@@ -119,9 +139,10 @@ def close(found: Tensor, expected: Tensor) -> bool:
     return float((found.double() - expected).abs().max()) < LIMIT * float(expected.abs().max())
 
 
+@pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize(("kind", "v_only"), LAYOUTS)
-def test_queries_and_rows_equal_float64_norms_and_rotations(kind: str, v_only: bool) -> None:
-    done = Prepared(kind, v_only=v_only, fmt="none")
+def test_queries_and_rows_equal_float64_norms_and_rotations(kind: str, v_only: bool, adapted: bool) -> None:
+    done = Prepared(kind, v_only=v_only, fmt="none", adapted=adapted)
     heads, width = done.case.heads, done.case.width
     turned = rope(
         normed(done.projected[:, : heads * GROUP], done.q_weight), done.positions, pairs=done.pairs, theta=THETA

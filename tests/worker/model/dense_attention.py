@@ -7,6 +7,7 @@ from full_logits import compute_logits
 from torch import Tensor
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.rotary import rotate
@@ -25,7 +26,12 @@ class DenseAttention:
         return self.architecture.producer(layer)
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
+        self,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        narrowed: Step | None,
+        term: RowTerm | None = None,
     ) -> Tensor:
         attended = self.attend_heads(attention.layer, *attention.heads(projected, rotation)).flatten(1)
         return attended if narrowed is None else attended[narrowed.kept]

@@ -20,7 +20,7 @@ from modelserve_worker.layers.adapter_strengths import StrengthRecorder, rows_to
 
 
 def _blocks(slots: np.ndarray) -> AdapterBlocks:
-    return AdapterBlocks(*(torch.from_numpy(each) for each in row_blocks(slots)))
+    return AdapterBlocks(*(torch.from_numpy(each) for each in (*row_blocks(slots), slots)))
 
 
 def _factors(*shape: int, parts: tuple[int, ...], rank: int, inputs: int) -> SlotFactors:

@@ -13,6 +13,7 @@ from modelserve_worker.attention.page_groups import global_rows, sliding_rows
 from modelserve_worker.attention.paged_attention import DeriveKeys
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.cache.kv_stamps import ReadAudit
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.attention.block_attention import SoftmaxAccumulator
 from modelserve_worker.kernels.attention.row_codec import v_only_columns
 from modelserve_worker.kernels.step import Step
@@ -44,9 +45,15 @@ class PlainCacheReader:
         self._places = list(zip(slots.tolist(), last.tolist(), strict=True))
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
+        self,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        narrowed: Step | None,
+        term: RowTerm | None = None,
     ) -> Tensor:
         assert narrowed is None
+        assert term is None, "another model's, which has no adapters"
         kind = self._kinds[attention.layer]
         q = attention.heads(projected, rotation)[0]
         stored, natural = self._v_only

@@ -13,6 +13,7 @@ from modelserve.sizing.kernel_buffers import expansion_keys
 from modelserve_worker.attention.table_audit import TableAudit
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.attention import triton_launches as kernels
 from modelserve_worker.kernels.attention.arguments import HeadNorms, LayerPages, Rotary, StepRows, Turns, element_dtype
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
@@ -101,12 +102,17 @@ class KernelAttention:
             self._audit.begin(step, batch)
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
+        self,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        narrowed: Step | None,
+        term: RowTerm | None = None,
     ) -> Tensor:
         assert self._step is not None
         layer = attention.layer
         return self.attend_over(
-            self._producer[layer], attention, projected, rotation, self._step, narrowed, layer=layer
+            self._producer[layer], attention, projected, rotation, self._step, narrowed, layer=layer, term=term
         )
 
     def attend_over(
@@ -119,6 +125,7 @@ class KernelAttention:
         narrowed: Step | None = None,
         *,
         layer: int | None = None,
+        term: RowTerm | None = None,
     ) -> Tensor:
         """Rows of `step` over what the layer `producer` stores: of one of the model's layers or, `layer` None, queries
         alone [T, heads * D] of another model's."""
@@ -134,7 +141,7 @@ class KernelAttention:
         norms = HeadNorms(attention.q_norm.weight, key_weight, attention.eps)
         kernels.prepare(
             projected, q, step, pages=pages, norms=norms, rotary=Rotary(*rotation), fresh=fresh if own else None,
-            pairs=self._pairs,
+            pairs=self._pairs, term=term,
         )  # fmt: skip
         if own and self._cache.rounded_to is not None:
             self._round(producer, step, fresh)
@@ -208,9 +215,15 @@ class KernelCacheReader:
         self._step = Step(last, rows, slots, slots, slots, decode, chunks=None)
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
+        self,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        narrowed: Step | None,
+        term: RowTerm | None = None,
     ) -> Tensor:
         assert narrowed is None
+        assert term is None, "another model's, which has no adapters"
         assert self._step is not None
         producer = self._attention.last_producers[self._kinds[attention.layer]]
         return self._attention.attend_over(producer, attention, projected, rotation, self._step)

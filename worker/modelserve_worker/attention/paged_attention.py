@@ -20,6 +20,7 @@ from modelserve_worker.attention.page_groups import PageGroups, SegmentGroup
 from modelserve_worker.batch import ScheduledBatch
 from modelserve_worker.cache.kv_cache import KVCache
 from modelserve_worker.cache.kv_stamps import ReadAudit, stamp
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.attention.block_attention import SoftmaxAccumulator
 from modelserve_worker.kernels.attention.row_codec import StoredRows, v_only_columns
 from modelserve_worker.kernels.step import Step
@@ -63,9 +64,15 @@ class PagedAttention:
         self._fresh: dict[int, tuple[dict[str, StoredRows], Tensor, Tensor]] = {}
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
+        self,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        narrowed: Step | None,
+        term: RowTerm | None = None,
     ) -> Tensor:
         """As of AttentionBackend. Raises AssertionError in debug mode when a query read a row that it may not."""
+        assert term is None, "plain products have theirs in them"
         q, k, v = attention.heads(projected, rotation)
         return self.attend_heads(attention.layer, q, k, v, narrowed).flatten(1)
 

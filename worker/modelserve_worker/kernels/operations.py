@@ -118,7 +118,7 @@ class Operations:
             return PlainTerms(exact=self.exact)
         from modelserve_worker.kernels.adapters.terms_triton import TritonTerms
 
-        return TritonTerms()
+        return TritonTerms(exact=self.exact)
 
     @cached_property
     def expert_terms(self) -> ExpertTerms:

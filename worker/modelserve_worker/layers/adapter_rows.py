@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from torch import Tensor
 
 from modelserve_worker.kernels.adapters.expert_terms import ExpertBlocks, ExpertTerms
-from modelserve_worker.kernels.adapters.terms import AdapterBlocks, AdapterTerms, SlotFactors
+from modelserve_worker.kernels.adapters.terms import AdapterBlocks, AdapterTerms, FewRows, RowTerm, SlotFactors
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.adapter_strengths import StrengthRecorder
 
@@ -31,6 +32,13 @@ class AdapterRows:
         self.current, self.recorders = self._narrowed, ()
 
 
+class Read(Enum):
+    """By whom a product is read that takes its term, too."""
+
+    BY_ELEMENT = "by element"
+    NORMED = "normed"
+
+
 @dataclass(frozen=True)
 class MatrixTerm:
     """What adapters add to products by one matrix."""
@@ -44,21 +52,33 @@ class MatrixTerm:
         """Whether a row of the step at work has an adapter."""
         return self.rows.current is not None
 
-    def shrunk(self, x: Tensor) -> Tensor | None:
-        """Of x [T, inputs] what `added` takes; None: no row has an adapter. It comes before the product, which then
-        need not wait for it to begin."""
+    def started(self, x: Tensor) -> Tensor | FewRows | None:
+        """Of x [T, inputs] what `finished` takes, before the product; None: no row has an adapter."""
         blocks = self.rows.current
-        return None if blocks is None or not x.shape[0] else self.backend.shrink(x, self.factors, blocks)
+        if blocks is None or not x.shape[0]:
+            return None
+        few = None if self.rows.recorders else self.backend.few(x, self.factors)  # these read A x
+        return self.backend.shrink(x, self.factors, blocks) if few is None else few
 
-    def added(self, sums: Tensor | None, product: Tensor) -> Tensor:
-        """`product` [T, outputs], or [P, T, outputs] whose sum it is, increased in place."""
-        if sums is not None:
-            assert self.rows.current is not None
-            for recorder in self.rows.recorders:
-                recorder.note(self.factors, sums, product)
-            whole = product if product.dim() == 2 else product[0]
-            self.backend.expand(sums, whole, self.factors, self.rows.current)
-        return product
+    def finished(
+        self, started: Tensor | FewRows | None, product: Tensor, read: Read | None, *, settled: bool
+    ) -> tuple[Tensor, RowTerm | None]:
+        """`product` [T, outputs], or [P, T, outputs] whose sum it is, increased in place, and None; or as it is, and
+        its term, where whoever reads it takes that. `settled`: the product's kernel settles."""
+        if started is None:
+            return product, None
+        assert self.rows.current is not None
+        whole = product if product.dim() == 2 else product[0]
+        if isinstance(started, FewRows):
+            term = self.backend.shrink_few(started, self.factors, self.rows.current, settled=settled)
+            if read is not None and self.backend.left_to_readers(self.factors, normed=read is Read.NORMED):
+                return product, term
+            self.backend.expand_few(term, whole)
+            return product, None
+        for recorder in self.rows.recorders:
+            recorder.note(self.factors, started, product)
+        self.backend.expand(started, whole, self.factors, self.rows.current)
+        return product, None
 
 
 @dataclass(frozen=True)

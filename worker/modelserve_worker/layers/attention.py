@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import TextLinear
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.elementwise.elementwise import rms_normalize
 from modelserve_worker.kernels.step import Step
+from modelserve_worker.layers.adapter_rows import Read
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.norm import RMSNorm
 from modelserve_worker.layers.placement import Placement
@@ -21,9 +23,15 @@ class AttentionBackend(Protocol):
     """Attention of one step over the step's own rows and whatever earlier rows the backend keeps."""
 
     def attend(
-        self, attention: Attention, projected: Tensor, rotation: tuple[Tensor, Tensor], narrowed: Step | None
+        self,
+        attention: Attention,
+        projected: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        narrowed: Step | None,
+        term: RowTerm | None = None,
     ) -> Tensor:
-        """projected [T, columns] of `attention.qkv`; rotation: cos and sin, float32 [T, D / 2]. Returns [T, heads * D].
+        """projected [T, columns] of `attention.qkv`, and a term that is still to be added to it; rotation: cos and sin,
+        float32 [T, D / 2]. Returns [T, heads * D].
 
         Queries and keys are normed and rotated, values normed (`attention.heads`). On KV-shared layers there are only
         queries, and the backend reads the rows of `architecture.producer(attention.layer)`. Scores are q.k times 1.0,
@@ -62,6 +70,8 @@ class Attention(nn.Module):
             shards = [q, kv, kv]
         hidden = architecture.hidden_size
         self.qkv = ColumnParallelLinear(TextLinear.QKV, hidden, placement, shards=shards)
+        # With experts, what norms the sum chooses experts, too, and takes no term by itself.
+        self._apart = parallel.size == 1 and not architecture.num_experts
         self.o = RowParallelLinear(TextLinear.OUTPUT, hidden, placement, shard=q, in_parts=parallel.size == 1)
         self.q_norm = RMSNorm(self.head_dim, placement, eps=self.eps)
         self.k_norm = RMSNorm(self.head_dim, placement, eps=self.eps) if architecture.owns_cache(layer) else None
@@ -78,11 +88,11 @@ class Attention(nn.Module):
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionBackend, narrowed: Step | None
-    ) -> Tensor:
+    ) -> tuple[Tensor, RowTerm | None]:
         """x [T, H]; rotation: cos and sin, float32 [T, D / 2]. Returns [T, H], or with `narrowed` [R, H], to be added
-        over ranks."""
-        attended = attention.attend(self, self.qkv.stacked(x), rotation, narrowed)
+        over ranks, and a term that is still to be added to it, `StoredMatrix.apart`."""
+        projected, qkv_term = self.qkv.matrix.apart(x, Read.BY_ELEMENT)
+        attended = attention.attend(self, projected, rotation, narrowed, qkv_term)
         if narrowed is not None:
             self.adapter_rows.narrow()
-        result: Tensor = self.o(attended)
-        return result
+        return self.o.apart(attended) if self._apart else (self.o(attended), None)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from modelserve.model.weight_format import TextLinear
+from modelserve_worker.kernels.adapters.terms import RowTerm
+from modelserve_worker.layers.adapter_rows import Read
 from modelserve_worker.layers.parallel import Shard
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored.stored_matrix import stored_matrix
@@ -56,6 +58,10 @@ class RowParallelLinear(nn.Module):
         """[T, shard size] -> [T, out], to be added over ranks, or `StoredMatrix.in_parts`."""
         return self.matrix.in_parts(x) if self.in_parts else self.matrix.linear(x)
 
+    def apart(self, x: Tensor) -> tuple[Tensor, RowTerm | None]:
+        """The same but for the term of adapters, and that, for whoever norms the sum: `StoredMatrix.apart`."""
+        return self.matrix.apart(x, Read.NORMED, split=self.in_parts)
+
 
 class ReplicatedLinear(nn.Module):
     """A small projection that every rank holds whole."""
@@ -66,3 +72,7 @@ class ReplicatedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.matrix.linear(x)
+
+    def apart(self, x: Tensor, read: Read) -> tuple[Tensor, RowTerm | None]:
+        """The same but for the term of adapters, and that: `StoredMatrix.apart`."""
+        return self.matrix.apart(x, read)

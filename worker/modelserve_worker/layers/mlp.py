@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from modelserve.model.weight_format import TextLinear
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.layers.linear import ColumnParallelLinear, RowParallelLinear
 from modelserve_worker.layers.placement import Placement
 
@@ -22,3 +23,7 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.down(self.gate_up.matrix.gated(x, self.elementwise))
         return result
+
+    def apart(self, x: Tensor) -> tuple[Tensor, RowTerm | None]:
+        """The same, and the term of adapters of the last product: `StoredMatrix.apart`. One rank's."""
+        return self.down.apart(self.gate_up.matrix.gated(x, self.elementwise))

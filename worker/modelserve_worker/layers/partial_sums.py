@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.layers.parallel import TensorParallel
 
@@ -21,6 +22,11 @@ class PartialSums:
         self._parallel = parallel
         self._backend = backend
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is one rank."""
+        return self._parallel.size == 1
+
     def residual_norm(
         self,
         residual: Tensor,
@@ -30,8 +36,10 @@ class PartialSums:
         scalar: Tensor | None,
         next_weight: Tensor | None,
         eps: float,
+        term: RowTerm | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """`ElementwiseBackend.residual_norm` of the sum of `delta` [T, H] over ranks: one launch where peers sum it.
+        A term is one rank's.
 
         Where they sum by rows, the residual is right in this rank's rows alone and the normed rows last until the next
         call: both are for the sums and products of a layer, and for nobody else.
@@ -42,8 +50,9 @@ class PartialSums:
         if by_rows is not None and next_weight is not None:
             return by_rows.residual_norm(residual, delta, delta_weight, scalar=scalar, next_weight=next_weight, eps=eps)
         return self._backend.residual_norm(
-            residual, self._parallel.all_reduce(delta), delta_weight, scalar=scalar, next_weight=next_weight, eps=eps
-        )
+            residual, self._parallel.all_reduce(delta), delta_weight, scalar=scalar, next_weight=next_weight, eps=eps,
+            term=term,
+        )  # fmt: skip
 
     def rows_of(self, residual: Tensor, rows: Tensor) -> Tensor:
         """Rows [R, H] of the residual [T, H] of a layer, right on every rank."""

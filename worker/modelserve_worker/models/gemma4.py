@@ -20,10 +20,12 @@ from modelserve.model.weight_format import StoredType, TextLinear
 from modelserve.sizing.backends.table import HEAD
 from modelserve.sizing.weights.dequantisation import workspace_bytes
 from modelserve.sizing.weights.text import tensor_parallel_problem
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.attention.row_codec import v_only_columns
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.kernels.experts.experts import Routed
 from modelserve_worker.kernels.step import EmbeddedRows, Step
+from modelserve_worker.layers.adapter_rows import Read
 from modelserve_worker.layers.attention import Attention, AttentionBackend
 from modelserve_worker.layers.embedding import OutputHead, PerLayerEmbedding, VocabParallelEmbedding
 from modelserve_worker.layers.linear import ReplicatedLinear
@@ -50,10 +52,11 @@ class PerLayerInput(nn.Module):
         self.projection = ReplicatedLinear(TextLinear.LAYER_PROJECTION, width, hidden, placement)
         self.norm = RMSNorm(hidden, placement, eps=architecture.rms_norm_eps)
 
-    def forward(self, x: Tensor, per_layer: Tensor) -> Tensor:
-        """x [T, H], per_layer [T, P] -> [T, H], to be normed with `norm` and added to x."""
-        added: Tensor = self.projection(self.elementwise.per_layer_gate(self.gate(x), per_layer))
-        return added
+    def forward(self, x: Tensor, per_layer: Tensor) -> tuple[Tensor, RowTerm | None]:
+        """x [T, H], per_layer [T, P] -> [T, H], to be normed with `norm` and added to x, and a term that is still to be
+        added to it, `StoredMatrix.apart`."""
+        gate, term = self.gate.apart(x, Read.BY_ELEMENT)
+        return self.projection.apart(self.elementwise.per_layer_gate(gate, per_layer, term), Read.NORMED)
 
 
 class DecoderLayer(nn.Module):
@@ -102,20 +105,21 @@ class DecoderLayer(nn.Module):
         Returns the layer's result and the result's `next_norm`, both [T, H]. With `narrowed` all rows are stored in its
         cache, and its R rows alone go on: per_layer is [R, P], num_rows counts those, results are [R, H].
         """
-        attended = self.attention(normed, rotation, attention, narrowed)
+        attended, term = self.attention(normed, rotation, attention, narrowed)
         if narrowed is not None and narrowed.kept is not None:
             x = self.sums.rows_of(x, narrowed.kept)
         norms, routed = (self.post_attention_norm, self.pre_feedforward_norm), None
         if self.moe is None or self.moe.parallel.size > 1:
-            x, normed = self._add_and_norm(x, attended, *norms, self.sums)
+            x, normed = self._add_and_norm(x, attended, term, *norms, self.sums)
             routed = None if self.moe is None else self.moe.route(x, num_rows)
         else:
             x, normed, routed = self.moe.add_and_route(x, attended, *norms, num_rows)
         if self.per_layer_input is None:
             return _normed(self._add_feedforward(x, normed, routed, scalar=self.scalar, next_norm=next_norm))
         x, _ = self._add_feedforward(x, normed, routed, scalar=None, next_norm=None)
-        added = self.per_layer_input(x, per_layer)
-        return self._add_and_norm(x, added, self.per_layer_input.norm, next_norm, self.elementwise, scalar=self.scalar)
+        added, term = self.per_layer_input(x, per_layer)
+        norms = (self.per_layer_input.norm, next_norm)
+        return self._add_and_norm(x, added, term, *norms, self.elementwise, scalar=self.scalar)
 
     def whole(self, x: Tensor) -> Tensor:
         """What `forward` returned, [T, H], right in all rows: a rank of several may hold a share of them alone, but for
@@ -134,8 +138,9 @@ class DecoderLayer(nn.Module):
         """x plus what the dense MLP makes of normed, and experts where the model has some."""
         next_weight, added_norm = None if next_norm is None else next_norm.weight, self.post_feedforward_norm
         if self.moe is None or routed is None:
+            added, term = self.mlp.apart(normed) if self.sums.alone else (self.mlp(normed), None)
             return self.sums.residual_norm(
-                x, self.mlp(normed), added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps
+                x, added, added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps, term=term
             )
         result: tuple[Tensor, Tensor | None] = self.moe(
             x, normed, routed, self.mlp, added_norm=added_norm, scalar=scalar, next_weight=next_weight
@@ -146,6 +151,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         added: Tensor,
+        term: RowTerm | None,
         added_norm: RMSNorm,
         next_norm: RMSNorm,
         sums: PartialSums | ElementwiseBackend,
@@ -153,7 +159,9 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """`sums`: `self.sums` where `added` is still to be added over ranks."""
         return _normed(
-            sums.residual_norm(x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps)
+            sums.residual_norm(
+                x, added, added_norm.weight, scalar=scalar, next_weight=next_norm.weight, eps=self.eps, term=term
+            )
         )
 
 

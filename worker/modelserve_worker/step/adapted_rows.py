@@ -16,6 +16,7 @@ from modelserve_worker.step.step_size import StepSize
 
 ADAPTED_ROWS = "adapted_rows"
 _BLOCK_SLOTS = "adapted_block_slots"
+_ROW_SLOTS = "adapted_row_slots"
 DECODES, CHUNKED, KEPT = "", "chunk_", "kept_"
 """Before the names of sections: of the rows of steps without chunks, of steps with some, and of these once narrowed."""
 
@@ -30,7 +31,7 @@ class AdaptedRows:
     def sections(self, kind: str, rows: int) -> dict[str, int]:
         """Words of each, of a step of at most `rows` rows."""
         blocks = step_blocks(self._limits, rows, self._requests)
-        return {kind + ADAPTED_ROWS: blocks * BLOCK_ROWS, kind + _BLOCK_SLOTS: blocks}
+        return {kind + ADAPTED_ROWS: blocks * BLOCK_ROWS, kind + _BLOCK_SLOTS: blocks, kind + _ROW_SLOTS: rows}
 
     def fill(
         self, staging: StagingBuffer, batch: ScheduledBatch, padded_to: StepSize | None, *, chunked: bool,
@@ -54,19 +55,22 @@ class AdaptedRows:
     def _fill(
         self, staging: StagingBuffer, kind: str, adapters: Ints, lengths: Ints, padded_rows: int
     ) -> AdapterBlocks:
-        rows, slots = row_blocks(np.repeat(adapters, lengths))
-        for name, values in ((ADAPTED_ROWS, rows), (_BLOCK_SLOTS, slots)):
+        row_slots = np.repeat(adapters, lengths)
+        rows, slots = row_blocks(row_slots)
+        for name, values in ((ADAPTED_ROWS, rows), (_BLOCK_SLOTS, slots), (_ROW_SLOTS, row_slots)):
             section = staging.host(kind + name)
             section[: len(values)] = values
             section[len(values) :] = -1
-        return self._of_rows(staging, kind, padded_rows) if padded_rows else self._views(staging, kind, len(slots))
+        if padded_rows:
+            return self._of_rows(staging, kind, padded_rows)
+        return self._views(staging, kind, len(slots), len(row_slots))
 
     def _of_rows(self, staging: StagingBuffer, kind: str, rows: int) -> AdapterBlocks:
-        return self._views(staging, kind, step_blocks(self._limits, rows, self._requests))
+        return self._views(staging, kind, step_blocks(self._limits, rows, self._requests), rows)
 
-    def _views(self, staging: StagingBuffer, kind: str, blocks: int) -> AdapterBlocks:
-        rows, slots = (staging.device(kind + name) for name in (ADAPTED_ROWS, _BLOCK_SLOTS))
-        return AdapterBlocks(rows[: blocks * BLOCK_ROWS], slots[:blocks])
+    def _views(self, staging: StagingBuffer, kind: str, blocks: int, step_rows: int) -> AdapterBlocks:
+        rows, slots, row_slots = (staging.device(kind + name) for name in (ADAPTED_ROWS, _BLOCK_SLOTS, _ROW_SLOTS))
+        return AdapterBlocks(rows[: blocks * BLOCK_ROWS], slots[:blocks], row_slots[:step_rows])
 
 
 def with_adapters(step: Step, blocks: AdapterBlocks, narrowed: AdapterBlocks | None) -> Step:

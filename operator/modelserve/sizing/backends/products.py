@@ -191,6 +191,7 @@ _ROWS, _INT4, _FP8 = _HOPPER + "linear_rows_sm90:", _PRODUCTS + "int4_linear_tri
 _INT8 = _PRODUCTS + "int8_linear_triton:"
 _NVFP4 = _PRODUCTS + "nvfp4_linear_triton:"
 _SHARED = generation_of(HOPPER).shared_bytes
+_BESIDE = Ends(gated=True, split=True, beside=True)
 _FUSED = Ends(gated=True, split=True)
 _hopper = partial(ProductKernel, backend=Backend.HOPPER, shared_bytes=_SHARED, ends=_FUSED)
 _triton = partial(ProductKernel, backend=Backend.TRITON)
@@ -226,7 +227,7 @@ DENSE_PRODUCTS = (
     _hopper("integer_rows", takes=_integer_rows, launch=_HOPPER + "integer_rows_sm90:integer_rows"),
     _hopper(
         "int4_rows", takes=lambda m: FEW_ROWS if _hopper_takes_tiles(m) else 0, launch=_ROWS + "int4_rows",
-        kernels=lambda m: (*m.ordering, "linear_rows"),
+        kernels=lambda m: (*m.ordering, "linear_rows"), ends=_BESIDE,
     ),
     _hopper(
         "linear_int4", takes=lambda m: any_rows(_hopper_takes_tiles(m)), buffer=_split_sums,
@@ -238,19 +239,19 @@ DENSE_PRODUCTS = (
     ),
     _hopper(
         "int8_rows", takes=lambda m: FEW_ROWS if _int8_few(m) else 0, launch=_ROWS + "int8_rows",
-        kernels=lambda _: ("linear_rows",),
+        kernels=lambda _: ("linear_rows",), ends=_BESIDE,
     ),
     _hopper(
         "fp8_rows", takes=lambda m: (ROUNDED_AS_READ if _fp8_rounds(m) else FEW_ROWS) if _fp8_few(m) else 0,
-        launch=_ROWS + "fp8_rows", kernels=lambda _: ("linear_rows",),
+        launch=_ROWS + "fp8_rows", kernels=lambda _: ("linear_rows",), ends=_BESIDE,
     ),
     _hopper(
         "fp8_rounded_rows", takes=lambda m: FEW_ROWS if _fp8_few(m) and _fp8_rounds(m) else 0,
-        launch=_ROWS + "fp8_rows", kernels=lambda _: ("round_precision", "linear_rows"),
+        launch=_ROWS + "fp8_rows", kernels=lambda _: ("round_precision", "linear_rows"), ends=_BESIDE,
     ),
     _hopper(
         "dense_rows", takes=lambda m: FEW_ROWS if _hopper_takes(m, StoredType.BFLOAT16) else 0,
-        launch=_ROWS + "dense_rows", given=("settles",), kernels=lambda _: ("linear_rows",),
+        launch=_ROWS + "dense_rows", given=("settles",), kernels=lambda _: ("linear_rows",), ends=_BESIDE,
     ),
     _hopper(
         "cluster_rows", takes=_cluster_rows, launch=_HOPPER + "cluster_rows_sm90:cluster_rows", ends=Ends(gated=True),

@@ -66,13 +66,14 @@ class Ends:
     """What a product's kernel does with its sums before it stores them.
 
     `gated`: it can leave gelu(first half) * second half of the outputs, so that no kernel follows that makes it.
-    `split`: it can leave float32 sums over parts of the inputs, for a reader that adds them. `additive`: it adds a term
-    that is given by row and output, before anything else. `tap`: it stores the sums a second time, for another reader.
+    `split`: it can leave float32 sums over parts of the inputs, for a reader that adds them. `beside`: it can
+    leave room on multiprocessors for a kernel that starts while it runs, and finds all complete that came before.
+    `tap`: it stores the sums a second time, for another reader.
     """
 
     gated: bool = False
     split: bool = False
-    additive: bool = False
+    beside: bool = False
     tap: bool = False
 
 

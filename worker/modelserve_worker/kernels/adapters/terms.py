@@ -24,6 +24,7 @@ class AdapterBlocks(NamedTuple):
 
     rows: Tensor  # int32 [B * BLOCK_ROWS] rows of the step; -1: padding
     slots: Tensor  # int32 [B]; NO_ADAPTER: the whole block is padding
+    row_slots: Tensor  # int32 [T], of each row of the step; NO_ADAPTER: it has none
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,52 @@ class SlotFactors:
         return self.b.shape[-1]
 
 
+class FewRows(NamedTuple):
+    """Of few rows, what A x is going to be made of."""
+
+    x: Tensor  # [T, inputs]
+    sums: Tensor  # memory for it, that nothing has which the product's kernel takes
+
+
+class RowTerm(NamedTuple):
+    """The term of few rows, of which A x is made: for whoever reads the product that it is to be added to."""
+
+    sums: Tensor  # float32 [splits, T, P * r], whose sum over the splits A x is; of rows without adapter anything
+    factors: SlotFactors
+    row_slots: Tensor  # int32 [T]
+
+    def dense(self) -> Tensor:
+        """float32 [T, outputs], in plain PyTorch."""
+        factors, rank = self.factors, self.factors.rank
+        result = torch.zeros(len(self.row_slots), sum(factors.parts), device=self.sums.device)
+        for row, slot in enumerate(self.row_slots.tolist()):
+            if slot != NO_ADAPTER:
+                shrunk = torch.split(self.sums[:, row].sum(0), rank)
+                parts = zip(
+                    torch.split(factors.b[slot].float(), list(factors.parts)), shrunk, factors.scales[slot], strict=True
+                )
+                result[row] = torch.cat([b @ (scale * a) for b, a, scale in parts])
+        return result
+
+
 class AdapterTerms(Protocol):
+    def few(self, x: Tensor, factors: SlotFactors) -> FewRows | None:
+        """Of x [T, inputs] in the compute dtype, before the product; None: so many rows are sooner done by `shrink` and
+        `expand`."""
+        ...
+
+    def shrink_few(self, few: FewRows, factors: SlotFactors, blocks: AdapterBlocks, *, settled: bool) -> RowTerm:
+        """A x, after the product. `settled`: its kernel settles (`dependent_launch`)."""
+        ...
+
+    def left_to_readers(self, factors: SlotFactors, *, normed: bool) -> bool:
+        """Whether the kernel that reads a product takes the `RowTerm`; `normed`: one that norms whole rows of it."""
+        ...
+
+    def expand_few(self, term: RowTerm, y: Tensor) -> None:
+        """Increase y [T, outputs], in the compute dtype or float32, in place by the term."""
+        ...
+
     def shrink(self, x: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> Tensor:
         """A x of x [T, inputs] in the compute dtype, whose rows may lie apart: float32 [splits, rows of the blocks,
         P * r], whose sum over the splits it is. Rows of padding may hold anything."""
@@ -63,6 +109,18 @@ class PlainTerms:
     def __init__(self, *, exact: bool = False) -> None:
         self._exact = exact
 
+    def few(self, _x: Tensor, _factors: SlotFactors) -> FewRows | None:
+        return None
+
+    def shrink_few(self, few: FewRows, factors: SlotFactors, blocks: AdapterBlocks, *, settled: bool) -> RowTerm:
+        raise NotImplementedError
+
+    def left_to_readers(self, factors: SlotFactors, *, normed: bool) -> bool:
+        raise NotImplementedError
+
+    def expand_few(self, term: RowTerm, y: Tensor) -> None:
+        raise NotImplementedError
+
     def shrink(self, x: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> Tensor:
         sums = torch.zeros((1, len(blocks.rows), factors.a.shape[1]), device=x.device)
         for slot, of_blocks, rows in self._rows(blocks):
@@ -74,8 +132,8 @@ class PlainTerms:
         for slot, of_blocks, rows in self._rows(blocks):
             terms = []
             for part, (end, outputs) in enumerate(zip(ends, factors.parts, strict=True)):
-                shrunk = sums[0, of_blocks, part * rank : (part + 1) * rank] * factors.scales[slot, part]
-                terms.append(shrunk @ factors.b[slot, end - outputs : end].float().T)
+                scaled = sums[0, of_blocks, part * rank : (part + 1) * rank] * factors.scales[slot, part]
+                terms.append(scaled @ factors.b[slot, end - outputs : end].float().T)
             y[rows] = (y[rows].float() + torch.cat(terms, dim=1)).to(y.dtype)
 
     def _rows(self, blocks: AdapterBlocks) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -20,8 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelserve.sizing.adapters import BLOCK_ROWS, split_inputs
-from modelserve_worker.kernels.adapters.terms import AdapterBlocks, SlotFactors
+from modelserve.sizing.adapters import BLOCK_ROWS, FEW_ROWS, split_inputs
+from modelserve_worker.kernels.adapters.row_terms_triton import (
+    expand_few,
+    few_rows,
+    left_to_readers,
+    precision,
+    shrink_few,
+)
+from modelserve_worker.kernels.adapters.terms import AdapterBlocks, FewRows, RowTerm, SlotFactors
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 
 _INPUTS = 128  # of one product
@@ -109,7 +116,22 @@ def expand_rows(
 
 
 class TritonTerms:
-    """Of matrices with at most three parts."""
+    """Of matrices with at most three parts. `exact`: a row's bits do not depend on a step's size either."""
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self._few_rows = 0 if exact else FEW_ROWS
+
+    def few(self, x: Tensor, factors: SlotFactors) -> FewRows | None:
+        return few_rows(x, factors) if len(x) <= self._few_rows else None
+
+    def shrink_few(self, few: FewRows, factors: SlotFactors, blocks: AdapterBlocks, *, settled: bool) -> RowTerm:
+        return shrink_few(few, factors, blocks, settled=settled)
+
+    def left_to_readers(self, factors: SlotFactors, *, normed: bool) -> bool:
+        return left_to_readers(factors, normed=normed)
+
+    def expand_few(self, term: RowTerm, y: Tensor) -> None:
+        expand_few(term, y)
 
     def shrink(self, x: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> Tensor:
         inputs, columns = x.shape[1], len(factors.parts) * factors.rank
@@ -150,8 +172,3 @@ def outputs_together(rank: int) -> tuple[int, int]:
     """Of B, the rank that one program has, padded, and outputs."""
     padded = max(_LEAST_COLUMNS, int(triton.next_power_of_2(rank)))
     return padded, min(_MOST_OUTPUTS, _FACTOR_ELEMENTS // padded)
-
-
-def precision(factor: Tensor) -> str:
-    """Of products with a factor of this dtype."""
-    return "ieee" if factor.dtype == torch.float32 else "tf32"

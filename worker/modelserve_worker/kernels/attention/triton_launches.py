@@ -17,6 +17,8 @@ from modelserve.model.architecture import LayerKind
 from modelserve.sizing.backends.table import AttentionTile
 from modelserve.sizing.kernel_buffers import SLIDING_SPLIT_PAGES, decode_splits, expanded_columns
 from modelserve.sizing.pages import KVCacheDtype
+from modelserve_worker.kernels.adapters.row_terms_triton import term_of
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.attention.arguments import (
     EIGHT_BIT,
     HeadNorms,
@@ -247,23 +249,26 @@ def prepare(
     rotary: Rotary,
     fresh: StepRows | None,
     pairs: int = 0,
+    term: RowTerm | None = None,
 ) -> None:
     """projected [T, columns] -> q [T, Hq, D], and the step's rows in pages or in the step buffers `fresh`.
 
     `projected` holds query, key and value heads, or without the last where V is the key projection, or queries alone
     where the layer reads another's rows, whose norm of keys is that of `norms`. `pairs`: rotated pairs of V-only rows,
-    whose queries come out in the order of the rows.
+    whose queries come out in the order of the rows. `term`: of adapters, still to be added to `projected`.
     """
     (tokens, q_heads, width), rows = q.shape, pages.rows
     kv_heads = rows.heads if projected.shape[1] > q_heads * width else 0
     stored_heads = kv_heads if rows.v_only else 2 * kv_heads
-    per_program = min(4, kv_heads or q_heads)
+    taken = None if term is None else term_of(term)
+    per_program = min(4, kv_heads or q_heads) if term is None else 1  # which has B in registers
     launch(
         prepare_kernels.prepare, (tokens, (q_heads + stored_heads) // per_program),
-        projected, projected.stride(0), q, norms, rotary, step.sliding_slots if rows.entries else step.global_slots,
-        step.positions, pages.elements, fresh, Q_HEADS=q_heads, KV_HEADS=kv_heads, HEADS=per_program,
-        PAIRS=pairs if rows.v_only else 0, V_IS_K=projected.shape[1] < (q_heads + 2 * kv_heads) * width,
-        num_warps=max(1, min(4, per_program * width // 512)),
+        projected, projected.stride(0), taken, q, norms, rotary,
+        step.sliding_slots if rows.entries else step.global_slots, step.positions, pages.elements, fresh,
+        Q_HEADS=q_heads, KV_HEADS=kv_heads, HEADS=per_program, PAIRS=pairs if rows.v_only else 0,
+        V_IS_K=projected.shape[1] < (q_heads + 2 * kv_heads) * width,
+        num_warps=max(1, min(4, per_program * width // (512 if term is None else 64))),
     )  # fmt: skip
 
 

@@ -17,6 +17,9 @@ before is complete and its writes are visible. Each Triton kernel here begins wi
   that are dealt out the first product settles, too, and the second reads early where experts' rows end
   (`grouped_rows_sm90`).
 
+A x of adapters' terms (`row_terms_triton`) does all its work before it waits, behind a product that settles: it reads
+what was complete before that, and writes memory that was allocated before it was launched, so that nobody has it.
+
 So the setup of a launch and the latency of those reads pass while the kernel before still computes.
 
 Decodes' attention may run beside all of the chunks' attention of its layer (`beside`): neither reads what the other

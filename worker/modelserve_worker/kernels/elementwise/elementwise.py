@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from modelserve_worker.kernels.adapters.terms import RowTerm
+
 
 class ElementwiseBackend(Protocol):
     """The decoder's elementwise operations on one kind of device. T is the number of rows (tokens)."""
@@ -33,22 +35,26 @@ class ElementwiseBackend(Protocol):
         scalar: Tensor | None,
         next_weight: Tensor | None,
         eps: float,
+        term: RowTerm | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Add a block's output to the residual, and norm the sum for the block that comes next.
 
         residual' = (residual + RMS_delta_weight(delta)) * scalar, normed = RMS_next_weight(residual').
         residual and delta are contiguous [T, H], the weights [H], scalar [1]; a scalar of None is 1. A delta may be
-        float32 [P, T, H]: its sum over P, rounded once (`StoredMatrix.in_parts`). Returns residual' and normed, or None
+        float32 [P, T, H]: its sum over P, rounded once (`StoredMatrix.in_parts`). A term of adapters
+        (`StoredMatrix.apart`) is added to it before it is rounded. Returns residual' and normed, or None
         where there is no next_weight. The caller gives `residual` up: residual' may be the same memory, or not.
         """
         ...
 
-    def gated_gelu(self, gate_up: Tensor) -> Tensor:
-        """gelu(gate) * up for contiguous rows [T, 2 I] that hold the gate first -> [T, I]."""
+    def gated_gelu(self, gate_up: Tensor, term: RowTerm | None = None) -> Tensor:
+        """gelu(gate) * up for contiguous rows [T, 2 I] that hold the gate first -> [T, I]; a term of
+        adapters is added to them first, and the sum rounded."""
         ...
 
-    def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
-        """gelu(gate) * per_layer, both [T, P] -> [T, P]. Rows are contiguous; those of either may lie apart."""
+    def per_layer_gate(self, gate: Tensor, per_layer: Tensor, term: RowTerm | None = None) -> Tensor:
+        """gelu(gate) * per_layer, both [T, P] -> [T, P]. Rows are contiguous; those of either may lie apart. A term of
+        adapters is added to the gate first, and the sum rounded."""
         ...
 
     def per_layer_inputs(
@@ -89,20 +95,22 @@ class PlainElementwise:
         scalar: Tensor | None,
         next_weight: Tensor | None,
         eps: float,
+        term: RowTerm | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if delta.dim() > residual.dim():
-            delta = delta.sum(0).to(residual.dtype)
+            delta = delta.sum(0)
+        delta = _added(delta, term).to(residual.dtype)
         summed = residual + self.rms_norm(delta, delta_weight, eps=eps)
         if scalar is not None:
             summed = summed * scalar
         return summed, None if next_weight is None else self.rms_norm(summed, next_weight, eps=eps)
 
-    def gated_gelu(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+    def gated_gelu(self, gate_up: Tensor, term: RowTerm | None = None) -> Tensor:
+        gate, up = _added(gate_up, term).chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
 
-    def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
-        return functional.gelu(gate, approximate="tanh") * per_layer
+    def per_layer_gate(self, gate: Tensor, per_layer: Tensor, term: RowTerm | None = None) -> Tensor:
+        return functional.gelu(_added(gate, term), approximate="tanh") * per_layer
 
     def per_layer_inputs(
         self, projected: Tensor, table_rows: Tensor, weight: Tensor, *, projection_scale: float, eps: float
@@ -121,11 +129,16 @@ class ExactElementwise(PlainElementwise):
     """With the same bits for a row whatever rows lie beside it: PyTorch computes a tensor's last numbers, and on
     several threads those of each share, by another tanh than the others, so GELU goes row by row."""
 
-    def gated_gelu(self, gate_up: Tensor) -> Tensor:
-        return _row_by_row(super().gated_gelu, gate_up)
+    def gated_gelu(self, gate_up: Tensor, term: RowTerm | None = None) -> Tensor:
+        return _row_by_row(super().gated_gelu, _added(gate_up, term))
 
-    def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
-        return _row_by_row(super().per_layer_gate, gate, per_layer)
+    def per_layer_gate(self, gate: Tensor, per_layer: Tensor, term: RowTerm | None = None) -> Tensor:
+        return _row_by_row(super().per_layer_gate, _added(gate, term), per_layer)
+
+
+def _added(product: Tensor, term: RowTerm | None) -> Tensor:
+    """Their sum, rounded once to the product's dtype."""
+    return product if term is None else (product.float() + term.dense()).to(product.dtype)
 
 
 def _row_by_row(operation: Callable[..., Tensor], *columns: Tensor) -> Tensor:

@@ -15,9 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from modelserve_worker.kernels.adapters.row_terms_triton import Term, term_factor, term_of, term_values
+from modelserve_worker.kernels.adapters.terms import RowTerm
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 
 _TILE = 1024  # elements of one program of an operation without norms, and of one program of small normed rows
+_TERM_TILE = 256  # of the first, with a term of adapters, for which B is in registers
 _WARP_ELEMENTS = 8 * 32  # 8 per thread: one 16-byte load of bfloat16, and registers for two blocks of 16 warps per SM
 _MOST_WARPS = 32
 _MANY_ROWS = 512  # from here on a launch has more programs than an H200 holds at a time
@@ -45,11 +48,16 @@ def load_row(pointer, column, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def sum_of_parts(delta, at, inside, rows, WIDTH: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr):
-    """float32 of a delta at offsets `at`: as it is stored, or the sum of its parts rounded once to DTYPE."""
+def sum_of_parts(
+    delta, at, inside, rows, WIDTH: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr, term=None
+):  # fmt: skip
+    """float32 of a delta at offsets `at`: as it is stored, or the sum of its parts, and of a term float32 like it,
+    rounded once to DTYPE."""
     deltas = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         deltas += tl.load(delta + part * rows.to(tl.int64) * WIDTH + at, mask=inside, other=0.0)
+    if term is not None:
+        deltas += term
     return deltas.to(DTYPE).to(tl.float32)
 
 
@@ -76,6 +84,7 @@ def rms_norm(x, weight, normed, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.conste
 def residual_norm(
     residual,  # [rows, WIDTH], also the place of the sum
     delta,  # like residual, or float32 [PARTS, rows, WIDTH]
+    term: Term,  # of the delta, or None; ROWS is 1 with one
     delta_weight,
     scalar,  # [1] or None
     next_weight,  # [WIDTH] or None
@@ -102,8 +111,14 @@ def residual_norm(
         other_weights = load_row(other_weight, column, WIDTH)
     if scalar is not None:
         factor = tl.load(scalar).to(tl.float32)
+    added = None
+    if term is not None:
+        slot = tl.load(term.row_slots + tl.program_id(0))
+        held = term_factor(term, slot, column, column < WIDTH)
     wait_for_prerequisites()
-    deltas = sum_of_parts(delta, at, inside, rows, WIDTH, PARTS, dtype)
+    if term is not None:
+        added = term_values(term, held, slot, tl.program_id(0), 0)[None, :]
+    deltas = sum_of_parts(delta, at, inside, rows, WIDTH, PARTS, dtype, added)
     kept = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     summed = add_normed(kept, deltas, delta_weights, WIDTH, eps, dtype)
     if scalar is not None:
@@ -149,18 +164,29 @@ def gated_gelu(
     gate_stride,  # elements from one row to the next
     factor,
     factor_stride,
+    term: Term,  # of the gate, and of the factor, too, where it has two parts; or None
     gated,  # [T, WIDTH]
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     launch_dependents()
-    wait_for_prerequisites()
     dtype = gated.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
+    if term is not None:
+        slot = tl.load(term.row_slots + row)
+        gate_factor = term_factor(term, slot, column, inside)
+        if term.PARTS > 1:
+            factor_factor = term_factor(term, slot, WIDTH + column, inside)
+    wait_for_prerequisites()
     gates = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
     factors = tl.load(factor + row * factor_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if term is not None:
+        gates = (gates + term_values(term, gate_factor, slot, tl.program_id(0), 0)).to(dtype).to(tl.float32)
+        if term.PARTS > 1:
+            factors += term_values(term, factor_factor, slot, tl.program_id(0), 1)
+            factors = factors.to(dtype).to(tl.float32)
     opened = gelu(gates).to(dtype).to(tl.float32)
     tl.store(gated + row * WIDTH + column, (opened * factors).to(dtype), mask=inside)
 
@@ -196,10 +222,10 @@ def row_launch(width: int, *, many: bool = False) -> dict[str, int]:
     return {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": warps}
 
 
-def tile_launch(width: int) -> dict[str, int]:
-    """Block and warps of the kernels that cut rows of `width` into tiles."""
-    block = min(_TILE, max(16, triton.next_power_of_2(width)))
-    return {"WIDTH": width, "BLOCK": block, "num_warps": max(1, block // _WARP_ELEMENTS)}
+def tile_launch(width: int, *, most: int = _TILE) -> dict[str, int]:
+    """Block and warps of the kernels that cut rows of `width` into tiles of at most so many elements."""
+    block = min(most, max(16, triton.next_power_of_2(width)))
+    return {"WIDTH": width, "BLOCK": block, "num_warps": max(1, block * (_TILE // most) // _WARP_ELEMENTS)}
 
 
 def parts_of(delta: Tensor | None, residual: Tensor) -> int:
@@ -232,9 +258,21 @@ class TritonElementwise:
         scalar: Tensor | None,
         next_weight: Tensor | None,
         eps: float,
+        term: RowTerm | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         normed = None if next_weight is None else torch.empty_like(residual)
-        self._add(residual, delta, delta_weight, scalar, next_weight, normed, None, None, eps=eps)
+        self._add(
+            residual,
+            delta,
+            None if term is None else term_of(term),
+            delta_weight,
+            scalar,
+            next_weight,
+            normed,
+            None,
+            None,
+            eps=eps,
+        )
         return residual, normed
 
     def residual_norms(
@@ -242,10 +280,10 @@ class TritonElementwise:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`residual_norm` without a scalar, and with two norms of the sum: by each of `weights`."""
         normed, other = torch.empty_like(residual), torch.empty_like(residual)
-        self._add(residual, delta, delta_weight, None, weights[0], normed, weights[1], other, eps=eps)
+        self._add(residual, delta, None, delta_weight, None, weights[0], normed, weights[1], other, eps=eps)
         return residual, normed, other
 
-    def _add(self, residual: Tensor, delta: Tensor, *others: Tensor | None, eps: float) -> None:
+    def _add(self, residual: Tensor, delta: Tensor, *others: Tensor | Term | None, eps: float) -> None:
         """`others`: as the kernel takes them."""
         rows, width = residual.shape
         block = row_launch(width, many=rows >= self._many)
@@ -254,14 +292,14 @@ class TritonElementwise:
             residual, delta, *others, rows, eps, PARTS=parts_of(delta, residual), **block,
         )  # fmt: skip
 
-    def gated_gelu(self, gate_up: Tensor) -> Tensor:
+    def gated_gelu(self, gate_up: Tensor, term: RowTerm | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return self.per_layer_gate(gate, up)
+        return self.per_layer_gate(gate, up, term)
 
-    def per_layer_gate(self, gate: Tensor, per_layer: Tensor) -> Tensor:
+    def per_layer_gate(self, gate: Tensor, per_layer: Tensor, term: RowTerm | None = None) -> Tensor:
         rows, width = gate.shape
         gated = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
-        block = tile_launch(width)
+        block = tile_launch(width, most=_TILE if term is None else _TERM_TILE)
         launch(
             gated_gelu,
             (rows, triton.cdiv(width, block["BLOCK"])),
@@ -269,6 +307,7 @@ class TritonElementwise:
             gate.stride(0),
             per_layer,
             per_layer.stride(0),
+            None if term is None else term_of(term),
             gated,
             **block,
         )

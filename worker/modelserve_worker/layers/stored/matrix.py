@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from modelserve_worker.kernels.adapters.expert_terms import ExpertBlocks
+from modelserve_worker.kernels.adapters.terms import FewRows, RowTerm
 from modelserve_worker.kernels.elementwise.elementwise import ElementwiseBackend
 from modelserve_worker.kernels.operations import MatrixProducts
-from modelserve_worker.layers.adapter_rows import ExpertTerm, MatrixTerm
+from modelserve_worker.layers.adapter_rows import ExpertTerm, MatrixTerm, Read
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
@@ -52,11 +53,16 @@ class StoredMatrix(nn.Module):
 
     def linear(self, x: Tensor) -> Tensor:
         """x [T, columns] in the compute dtype -> [T, rows]. Not for experts."""
-        return self._with_term(x)
+        return self._with_term(x)[0]
 
     def in_parts(self, x: Tensor) -> Tensor:
         """`linear`, or float32 [P, T, rows] whose sum over P it is before it is rounded."""
-        return self._with_term(x, split=True)
+        return self._with_term(x, split=True)[0]
+
+    def apart(self, x: Tensor, read: Read, *, split: bool = False) -> tuple[Tensor, RowTerm | None]:
+        """`linear`, or `in_parts` where `split`, but for the term of adapters; and that term, for whoever reads both:
+        None where there is none, or it is in the product."""
+        return self._with_term(x, read, split=split)
 
     def gated(self, x: Tensor, elementwise: ElementwiseBackend) -> Tensor:
         """gelu(first half of `linear`) * second half, each rounded: [T, columns] -> [T, rows / 2]."""
@@ -64,22 +70,24 @@ class StoredMatrix(nn.Module):
         adapted = self.term is not None and self.term.active  # the term comes before GELU
         if product is not None and product.choice.ends.gated and x.shape[0] and not adapted:
             return self._product(x, gated=True)
-        return elementwise.gated_gelu(self.linear(x))
+        return elementwise.gated_gelu(*self.apart(x, Read.BY_ELEMENT))
 
-    def _with_term(self, x: Tensor, *, split: bool = False) -> Tensor:
-        if self.term is None:
-            return self._product(x, split=split)
-        sums = self.term.shrunk(x)
-        return self.term.added(sums, self._product(x, split=split))
+    def _with_term(self, x: Tensor, read: Read | None = None, *, split: bool = False) -> tuple[Tensor, RowTerm | None]:
+        if self.term is None or (started := self.term.started(x)) is None:
+            return self._product(x, split=split), None
+        product = self.products.of(x.shape[0])
+        beside = product is not None and product.choice.ends.beside and isinstance(started, FewRows)
+        multiplied = self._product(x, split=split, beside=beside)
+        return self.term.finished(started, multiplied, read, settled=beside)
 
-    def _product(self, x: Tensor, *, gated: bool = False, split: bool = False) -> Tensor:
+    def _product(self, x: Tensor, *, gated: bool = False, split: bool = False, beside: bool = False) -> Tensor:
         product = self.products.of(x.shape[0])
         x = self._ordered(x)
         if product is None or product.multiply is None:
             return self.products.elements.dense(self._rounded(x), self.dense())
         if not x.shape[0]:
             return x.new_empty((0, self.rows))
-        ends = {"gated": gated, "split": split and product.choice.ends.split}
+        ends = {"gated": gated, "split": split and product.choice.ends.split, "beside": beside}
         return product.multiply(x, self.held(), **{name: True for name, asked in ends.items() if asked})
 
     def _ordered(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from modelserve_worker.kernels.adapters.row_terms_triton import Term, term_factor, term_values
 from modelserve_worker.kernels.attention.arguments import HeadNorms, Pages, Rotary, StepRows
 from modelserve_worker.kernels.attention.triton.segment_rows import table_entry
 from modelserve_worker.kernels.compiling.dependent_launch import launch_dependents, wait_for_prerequisites
@@ -48,6 +49,7 @@ def half_places(half, D: tl.constexpr, PAIRS: tl.constexpr):
 def prepare(
     projected,  # [T, columns]: query heads, then key heads, then value heads (or key heads alone: K = V before norms)
     columns,  # row stride of `projected`
+    term: Term,  # of adapters, to be added to it, or None
     q_out,  # [T, Q_HEADS, D]
     norms: HeadNorms,
     rotary: Rotary,
@@ -78,6 +80,13 @@ def prepare(
     values_at: tl.constexpr = Q_HEADS if V_IS_K else Q_HEADS + KV_HEADS  # head of `projected`
     source = tl.where(heads >= value_start, heads - value_start + values_at, heads)
     inputs = projected + token.to(tl.int64) * columns + source[:, None] * D + half[None, :]
+    if term is not None:
+        output = source[:, None] * D + half[None, :]
+        adapter = tl.load(term.row_slots + token)
+        factor_1 = term_factor(term, adapter, output, output >= 0)
+        factor_2 = term_factor(term, adapter, output + D // 2, output >= 0)
+        at = tl.where(first >= value_start, first - value_start + values_at, first)
+        part = (at >= Q_HEADS).to(tl.int32) + (at >= Q_HEADS + KV_HEADS).to(tl.int32)
     weight = norms.q_weight
     if not is_query:
         weight = norms.k_weight
@@ -95,6 +104,9 @@ def prepare(
     wait_for_prerequisites()
     x1 = tl.load(inputs).to(tl.float32)
     x2 = tl.load(inputs + D // 2).to(tl.float32)
+    if term is not None:
+        x1 = (x1 + term_values(term, factor_1, adapter, token, part)).to(compute).to(tl.float32)
+        x2 = (x2 + term_values(term, factor_2, adapter, token, part)).to(compute).to(tl.float32)
     mean = (tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D
     inverse = tl.rsqrt(mean + norms.eps)[:, None]
     x1, x2 = x1 * inverse, x2 * inverse

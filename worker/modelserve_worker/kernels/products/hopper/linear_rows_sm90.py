@@ -38,6 +38,8 @@ ONE_TURN_TILES = tuple(range(352, 63, -32))  # of which there may be one for eac
 SHARED_BYTES = generation_of(HOPPER).shared_bytes  # of a thread block, at most
 LEAST_BUSY, LEAST_BUSY_SPLIT, LEAST_BUSY_TURN = 0.62, 0.9, 0.95  # share of multiprocessors' turns that have work
 MULTIPROCESSORS = 132  # that tiles are chosen for: an H100's and an H200's
+BESIDE_BYTES = 36 << 10  # of shared memory, that a kernel beside may take
+LEAST_STAGES = 3  # that keep memory busy: with fewer there is no room beside
 _BARRIER_BYTES = 2 * 8
 NO_CHOICES = (pointer(None), (0, ctypes.c_int), (0, ctypes.c_int))
 
@@ -50,7 +52,7 @@ class RowsKernel:
     `int4_scales` for 256 inputs, which `half_scales` has in float16 and `nvfp4` as elements of e2m1 and scales of a
     byte, and `zeros` zero points beside them, or bfloat16. `parts` of the inputs are multiplied apart. `experts`: of
     many matrices those that rows chose.
-    `settles`: what starts behind it finds all complete before it.
+    `settles`: what starts behind it finds all complete before it. `beside`: and has room beside it.
     """
 
     tile: int
@@ -66,6 +68,7 @@ class RowsKernel:
     int8: bool = False
     half_scales: bool = False
     zeros: bool = False
+    beside: bool = False
 
     @property
     def blocks(self) -> int:
@@ -100,7 +103,9 @@ class RowsKernel:
 
     @property
     def stages(self) -> int:
-        return (SHARED_BYTES - self.sums_bytes - self.chosen_bytes) // (self.stage_bytes + _BARRIER_BYTES)
+        left, stage = SHARED_BYTES - self.sums_bytes - self.chosen_bytes, self.stage_bytes + _BARRIER_BYTES
+        fewer = (left - BESIDE_BYTES) // stage if self.beside else 0
+        return fewer if fewer >= LEAST_STAGES else left // stage
 
     @property
     def shared_bytes(self) -> int:
@@ -111,7 +116,7 @@ class RowsKernel:
         defines = {
             "OUTPUTS": self.tile, "ROWS": self.rows, "INT4": self.int4_scales, "FP8": int(self.fp8),
             "GATED": int(self.gated), "SPLIT": int(self.parts > 1), "STAGES": self.stages,
-            "EXPERTS": int(self.experts), "SETTLES": int(self.settles), "ROUNDS": int(self.rounds),
+            "EXPERTS": int(self.experts), "SETTLES": int(self.settles or self.beside), "ROUNDS": int(self.rounds),
             **({"NVFP4": 1} if self.nvfp4 else {}), **({"INT8": 1} if self.int8 else {}),
             **({"HALF_SCALES": 1} if self.half_scales else {}), **({"ZEROS": 1} if self.zeros else {}),
         }  # fmt: skip
@@ -135,6 +140,7 @@ def kernel_for(
     int8: bool = False,
     half_scales: bool = False,
     zeros: bool = False,
+    beside: bool = False,
 ) -> RowsKernel:
     """The division that gives most multiprocessors work.
 
@@ -165,7 +171,7 @@ def kernel_for(
         tile = next((tile for tile in tiles if used(tile) >= LEAST_BUSY), max(reversed(tiles), key=used))
     return RowsKernel(
         tile, bucket, gated, int4_scales, fp8, parts, settles=settles, rounds=rounds, nvfp4=nvfp4, int8=int8,
-        half_scales=half_scales, zeros=zeros,
+        half_scales=half_scales, zeros=zeros, beside=beside,
     )  # fmt: skip
 
 
@@ -175,25 +181,30 @@ def readable(x: Tensor) -> Tensor:
     return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
-def dense_rows(x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False, settles: bool = False) -> Tensor:
+def dense_rows(
+    x: Tensor, weight: Tensor, *, gated: bool = False, split: bool = False, settles: bool = False, beside: bool = False
+) -> Tensor:
     """x [T, K] times the transposed weight [N, K], both bfloat16 -> [T, N].
 
     `gated`: weight is [2 M, K] and the result gelu(x W_gate) * (x W_up) [T, M], each rounded as by itself. `split`: the
-    result may be float32 [P, T, N], whose sum over P it is before it is rounded. `settles`: of `RowsKernel`.
+    result may be float32 [P, T, N], whose sum over P it is before it is rounded. `settles` and
+    `beside`: of `RowsKernel`.
     """
     rows, inputs = weight.shape
-    kernel = kernel_for(x.shape[0], rows, gated=gated, split=split, settles=settles)
+    kernel = kernel_for(x.shape[0], rows, gated=gated, split=split, settles=settles, beside=beside)
     weights = blocks_of(weight, kernel.tile // 2, kernel.blocks)
     return _product(x, weights, weights, kernel, matrix_rows=rows, blocks=inputs // INPUTS)
 
 
-def int4_rows(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False, split: bool = False) -> Tensor:
+def int4_rows(
+    x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False, split: bool = False, beside: bool = False
+) -> Tensor:
     """The same with an INT4 or an NVFP4 matrix; where it has zero points, of a multiple of 16 rows."""
     nvfp4 = isinstance(matrix, Nvfp4Tiles)
     kernel = kernel_for(
         x.shape[0], matrix.rows, int4_scales=matrix.scales.shape[1], gated=gated, split=split, nvfp4=nvfp4,
         half_scales=matrix.scales.dtype is torch.float16,
-        zeros=isinstance(matrix, Int4Tiles) and matrix.zero_points is not None,
+        zeros=isinstance(matrix, Int4Tiles) and matrix.zero_points is not None, beside=beside,
     )  # fmt: skip
     words, scales = tiled_maps(matrix, kernel.tile // 2, kernel.blocks)
     return _product(
@@ -203,19 +214,21 @@ def int4_rows(x: Tensor, matrix: Int4Tiles | Nvfp4Tiles, *, gated: bool = False,
     )  # fmt: skip
 
 
-def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+def fp8_rows(x: Tensor, matrix: Fp8Pairs, *, gated: bool = False, split: bool = False, beside: bool = False) -> Tensor:
     """The same with an FP8 matrix that has one scale for each row, and inputs in whole blocks of 128; x rounded to the
     precision of e4m3 where the matrix has it so: ahead, where the kernel is short of time to do it."""
     as_read = matrix.rounds_inputs and x.shape[0] <= ROUNDED_AS_READ
     if matrix.rounds_inputs and not as_read:
         x = rounded_precision(x)
-    kernel = kernel_for(x.shape[0], matrix.rows, gated=gated, fp8=True, split=split, rounds=as_read)
+    kernel = kernel_for(x.shape[0], matrix.rows, gated=gated, fp8=True, split=split, rounds=as_read, beside=beside)
     return _eight_bit_product(x, matrix, kernel)
 
 
-def int8_rows(x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False) -> Tensor:
+def int8_rows(
+    x: Tensor, matrix: Int8Pairs, *, gated: bool = False, split: bool = False, beside: bool = False
+) -> Tensor:
     """The same with an INT8 matrix that has one scale for each row."""
-    kernel = kernel_for(x.shape[0], matrix.rows, gated=gated, fp8=True, split=split, int8=True)
+    kernel = kernel_for(x.shape[0], matrix.rows, gated=gated, fp8=True, split=split, int8=True, beside=beside)
     return _eight_bit_product(x, matrix, kernel)
 
 
