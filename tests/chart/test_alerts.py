@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from localcluster.binaries import require_tool
 from localcluster.helm import CHART
 from localcluster.settings import ClusterError
+from modelserve_worker.server.image_metrics import ImageMetrics
 
 UNAVAILABLE = "ModelServeUnavailable"
 
@@ -95,3 +98,14 @@ def test_decoders_that_are_too_few_are_reported(promtool: Path, tmp_path: Path, 
     labels = {"namespace": "ml", "name": "gemma", "severity": "warning"}
     expected: list[object] = [] if quick else [{"exp_labels": labels, "exp_annotations": told}]
     _evaluate(promtool, tmp_path, series=series, alert="ModelServeImagesSlow", expected=expected, at="20m")
+
+
+def test_metrics_of_images_are_those_that_a_worker_has() -> None:
+    """The end-to-end test of all expressions serves a model that takes none."""
+    registry = CollectorRegistry()
+    ImageMetrics(registry, "gemma")
+    names = {sample.name for metric in registry.collect() for sample in metric.samples}
+    told = "".join((CHART / "files" / name).read_text() for name in ("rules.yaml", "dashboard.json"))
+    asked = set(re.findall(r"modelserve_image\w*", told))
+    assert len(asked) == 4
+    assert asked <= names
