@@ -55,7 +55,7 @@ def test_kernels_and_plain_pytorch_say_the_same_of_a_layer(
             x.clone(),
             x,
             layer.route(x, num_rows),
-            lambda _: dense,
+            lambda _: (dense, None),
             added_norm=norm,
             scalar=None,
             next_weight=norm.weight,

@@ -149,7 +149,8 @@ class MixtureOfExperts(nn.Module):
         if self.experts.takes_mlp(len(residual)):
             dense, results = self.experts.beside(normed, routed, mlp)
         else:
-            dense = self.parallel.all_reduce(mlp(normed))
+            dense, _ = mlp(normed)
+            dense = self.parallel.all_reduce(dense)
             results = self.experts(routed.normed, routed.choice)
         norms = BranchNorms(self.dense_post_norm.weight, self.post_norm.weight, added_norm.weight)
         return self.backend.add_branches(

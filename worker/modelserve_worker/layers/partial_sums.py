@@ -22,11 +22,6 @@ class PartialSums:
         self._parallel = parallel
         self._backend = backend
 
-    @property
-    def alone(self) -> bool:
-        """Whether there is one rank."""
-        return self._parallel.size == 1
-
     def residual_norm(
         self,
         residual: Tensor,

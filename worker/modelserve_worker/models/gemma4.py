@@ -138,7 +138,7 @@ class DecoderLayer(nn.Module):
         """x plus what the dense MLP makes of normed, and experts where the model has some."""
         next_weight, added_norm = None if next_norm is None else next_norm.weight, self.post_feedforward_norm
         if self.moe is None or routed is None:
-            added, term = self.mlp.apart(normed) if self.sums.alone else (self.mlp(normed), None)
+            added, term = self.mlp(normed)
             return self.sums.residual_norm(
                 x, added, added_norm.weight, scalar=scalar, next_weight=next_weight, eps=self.eps, term=term
             )
