@@ -96,6 +96,10 @@ def check(terms: AdapterTerms, parts: tuple[int, ...], inputs: int, rank: int, d
             term = terms.shrink_few(few, factors, blocks, settled=False).dense()
             assert float((term - (expected - before.double())).abs().max()) <= 4 * unit * scale
             assert not term[alone].any()
+            plain = PlainTerms()
+            y = before.clone()
+            plain.expand_few(plain.shrink_few(few, factors, blocks, settled=False), y)
+            assert float((y.double() - expected).abs().max()) <= 4 * unit * (float(expected.abs().max()) + 1)
 
 
 @pytest.mark.parametrize(("parts", "inputs", "rank"), SHAPES)

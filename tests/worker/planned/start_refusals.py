@@ -52,6 +52,7 @@ _FORMATS = Rule("modelserve.planning.evaluation:_unservable", "ComputeCapability
 _MEMORY = Rule("modelserve.planning.evaluation:evaluate", "Memory")
 _CPUS = Rule("modelserve.planning.evaluation:architecture_problem", "Architecture")
 _IMAGES = Rule("modelserve.planning.media.images:image_input")
+_IMAGE_SPEC = Rule("modelserve.api.media.modalities:ImageSpec")
 _ADAPTERS = Rule("modelserve.api.model_adapter:AdaptersSpec")
 _ENGINE_RULES = Rule("modelserve.api.spec:EngineSpec")
 
@@ -95,7 +96,22 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "engine_args:EngineArgs._names", "ValueError"): (1, Rule("modelserve.api.model_source:ModelSource")),
     (_CORE + "engine_args:EngineArgs._adaptable", "ValueError"): (1, _ADAPTERS),
     (_CORE + "engine_args:EngineArgs._holds_slots", "ValueError"): (1, _ADAPTERS),
-    (_CORE + "model.images:trained_budget", "ValueError"): (1, Rule("modelserve.api.media.modalities:ImageSpec")),
+    (_CORE + "model.images:trained_budget", "ValueError"): (1, _IMAGE_SPEC),
+    (_CORE + "engine_args:EngineArgs._hosts", "ValueError"): (1, _IMAGE_SPEC),
+    (_CORE + "sizing.media.image_urls:UrlHost.parse", "ValueError"): (1, _IMAGE_SPEC),
+    (_CORE + "sizing.media.image_urls:url_hosts", "ValueError"): (1, _IMAGE_SPEC),
+    # What an image's address leads to: by the names of the functions, not by who calls them.
+    (_WORKER + "media.fetching.exchange:_location", "MediaFetchFailed"): (1, _REQUEST),
+    (_WORKER + "media.fetching.exchange:_require_image", "MediaFetchFailed"): (2, _REQUEST),
+    (_WORKER + "media.fetching.exchange:_require_image", "_too_large"): (1, _REQUEST),
+    (_WORKER + "media.fetching.exchange:get", "MediaFetchFailed"): (2, _REQUEST),
+    (_WORKER + "media.fetching.exchange:get", "_too_large"): (1, _REQUEST),
+    (_WORKER + "media.fetching.image_fetcher:ImageFetcher._connected", "MediaFetchFailed"): (1, _REQUEST),
+    (_WORKER + "media.fetching.image_fetcher:ImageFetcher._connected", "MediaUrlRefused"): (1, _REQUEST),
+    (_WORKER + "media.fetching.image_fetcher:ImageFetcher._connected", "again"): (1, _REQUEST),
+    (_WORKER + "media.fetching.image_fetcher:ImageFetcher._connected", "failed"): (1, _REQUEST),
+    (_WORKER + "media.fetching.image_fetcher:ImageFetcher.fetch", "MediaFetchFailed"): (5, _REQUEST),
+    (_WORKER + "media.fetching.place:place_of", "MediaUrlRefused"): (6, _REQUEST),
     (_CORE + "inspection:read_images", "InvalidInput"): (1, _IMAGES),
     (_CORE + "inspection:read_images", "UnsupportedModel"): (1, _IMAGES),
     (_CORE + "model.images:ImageArchitecture.from_config", "InvalidInput"): (2, _IMAGES),

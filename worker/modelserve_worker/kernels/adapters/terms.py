@@ -113,13 +113,18 @@ class PlainTerms:
         return None
 
     def shrink_few(self, few: FewRows, factors: SlotFactors, blocks: AdapterBlocks, *, settled: bool) -> RowTerm:
-        raise NotImplementedError
+        del settled  # one operation after the other
+        few.sums.zero_()
+        for slot, _, rows in self._rows(blocks):
+            few.sums[0, rows] = few.x[rows].float() @ factors.a[slot].float().T
+        return RowTerm(few.sums, factors, blocks.row_slots)
 
     def left_to_readers(self, factors: SlotFactors, *, normed: bool) -> bool:
-        raise NotImplementedError
+        del factors, normed  # plain readers take any
+        return True
 
     def expand_few(self, term: RowTerm, y: Tensor) -> None:
-        raise NotImplementedError
+        y.copy_(y.float() + term.dense())
 
     def shrink(self, x: Tensor, factors: SlotFactors, blocks: AdapterBlocks) -> Tensor:
         sums = torch.zeros((1, len(blocks.rows), factors.a.shape[1]), device=x.device)
