@@ -61,12 +61,10 @@ class MatrixTerm:
         return self.backend.shrink(x, self.factors, blocks) if few is None else few
 
     def finished(
-        self, started: Tensor | FewRows | None, product: Tensor, read: Read | None, *, settled: bool
+        self, started: Tensor | FewRows, product: Tensor, read: Read | None, *, settled: bool
     ) -> tuple[Tensor, RowTerm | None]:
         """`product` [T, outputs], or [P, T, outputs] whose sum it is, increased in place, and None; or as it is, and
         its term, where whoever reads it takes that. `settled`: the product's kernel settles."""
-        if started is None:
-            return product, None
         assert self.rows.current is not None
         whole = product if product.dim() == 2 else product[0]
         if isinstance(started, FewRows):

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from modelserve.sizing.adapters import BLOCK_ROWS, expert_blocks, split_inputs
 from modelserve_worker.kernels.adapters.expert_terms import ExpertBlocks
-from modelserve_worker.kernels.adapters.row_terms_triton import precision
+from modelserve_worker.kernels.adapters.factor_tiles import columns_together, precision
 from modelserve_worker.kernels.adapters.terms import AdapterBlocks, SlotFactors
-from modelserve_worker.kernels.adapters.terms_triton import columns_together, outputs_together
+from modelserve_worker.kernels.adapters.terms_triton import outputs_together
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 
 INPUTS = 128  # of one product

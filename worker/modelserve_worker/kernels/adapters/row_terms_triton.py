@@ -19,11 +19,11 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.adapters import BLOCK_ROWS, few_split_inputs
+from modelserve_worker.kernels.adapters.factor_tiles import columns_together, padded_rank, precision
 from modelserve_worker.kernels.adapters.terms import AdapterBlocks, FewRows, RowTerm, SlotFactors
 from modelserve_worker.kernels.compiling.bundles import bundle, constant
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 
-_LEAST_RANK, _MOST_COLUMNS = 16, 64  # of A x, that one program has
 _MOST_OUTPUTS, _FACTOR_ELEMENTS = 1024, 16384  # of one program, which holds B of its outputs
 _READERS_RANK = 16  # that kernels which read a product hold of B
 _LEAST_NORMED, _MOST_NORMED = 513, 4096  # outputs of a row that one program norms, and holds B of
@@ -148,7 +148,7 @@ def shrink_few(few: FewRows, factors: SlotFactors, blocks: AdapterBlocks, *, set
     """`AdapterTerms.shrink_few`."""
     x, sums = few
     (rows, inputs), columns = x.shape, len(factors.parts) * factors.rank
-    together = min(_MOST_COLUMNS, max(_LEAST_RANK, int(triton.next_power_of_2(columns))))
+    together = columns_together(columns)
     launch(
         shrink_few_rows, (len(blocks.slots), len(sums), triton.cdiv(columns, together)), x, factors.a,
         blocks.rows, blocks.slots, sums, x.stride(0), factors.a.stride(0), inputs, rows,
@@ -175,8 +175,10 @@ def expand_few(term: RowTerm, y: Tensor) -> None:
     )  # fmt: skip
 
 
-def term_of(term: RowTerm) -> Term:
+def term_of(term: RowTerm | None) -> Term | None:
     """As kernels take it."""
+    if term is None:
+        return None
     sums, factors, row_slots = term
     splits, rows = sums.shape[:2]
     constants = (splits, len(factors.parts), factors.rank, padded_rank(factors.rank))
@@ -190,13 +192,3 @@ def term_of(term: RowTerm) -> Term:
         rows,
         *map(constant, constants),
     )
-
-
-def padded_rank(rank: int) -> int:
-    """Of B, that one program has."""
-    return max(_LEAST_RANK, int(triton.next_power_of_2(rank)))
-
-
-def precision(factor: Tensor) -> str:
-    """Of products with a factor of this dtype."""
-    return "ieee" if factor.dtype == torch.float32 else "tf32"

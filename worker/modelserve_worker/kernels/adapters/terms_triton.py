@@ -21,18 +21,17 @@ import triton.language as tl
 from torch import Tensor
 
 from modelserve.sizing.adapters import BLOCK_ROWS, FEW_ROWS, split_inputs
+from modelserve_worker.kernels.adapters.factor_tiles import columns_together, padded_rank, precision
 from modelserve_worker.kernels.adapters.row_terms_triton import (
     expand_few,
     few_rows,
     left_to_readers,
-    precision,
     shrink_few,
 )
 from modelserve_worker.kernels.adapters.terms import AdapterBlocks, FewRows, RowTerm, SlotFactors
 from modelserve_worker.kernels.compiling.dependent_launch import launch, launch_dependents, wait_for_prerequisites
 
 _INPUTS = 128  # of one product
-_LEAST_COLUMNS, _MOST_COLUMNS = 16, 64  # of a product
 _MOST_PARTS = 3
 _MOST_OUTPUTS, _FACTOR_ELEMENTS = 256, 8192  # of one program, which holds B of its outputs: half as much of three parts
 
@@ -163,12 +162,7 @@ class TritonTerms:
         )  # fmt: skip
 
 
-def columns_together(columns: int) -> int:
-    """Of A x, that one program has."""
-    return min(_MOST_COLUMNS, max(_LEAST_COLUMNS, int(triton.next_power_of_2(columns))))
-
-
 def outputs_together(rank: int) -> tuple[int, int]:
     """Of B, the rank that one program has, padded, and outputs."""
-    padded = max(_LEAST_COLUMNS, int(triton.next_power_of_2(rank)))
+    padded = padded_rank(rank)
     return padded, min(_MOST_OUTPUTS, _FACTOR_ELEMENTS // padded)

@@ -260,11 +260,10 @@ def prepare(
     (tokens, q_heads, width), rows = q.shape, pages.rows
     kv_heads = rows.heads if projected.shape[1] > q_heads * width else 0
     stored_heads = kv_heads if rows.v_only else 2 * kv_heads
-    taken = None if term is None else term_of(term)
     per_program = min(4, kv_heads or q_heads) if term is None else 1  # which has B in registers
     launch(
         prepare_kernels.prepare, (tokens, (q_heads + stored_heads) // per_program),
-        projected, projected.stride(0), taken, q, norms, rotary,
+        projected, projected.stride(0), term_of(term), q, norms, rotary,
         step.sliding_slots if rows.entries else step.global_slots, step.positions, pages.elements, fresh,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, HEADS=per_program, PAIRS=pairs if rows.v_only else 0,
         V_IS_K=projected.shape[1] < (q_heads + 2 * kv_heads) * width,

@@ -261,18 +261,7 @@ class TritonElementwise:
         term: RowTerm | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         normed = None if next_weight is None else torch.empty_like(residual)
-        self._add(
-            residual,
-            delta,
-            None if term is None else term_of(term),
-            delta_weight,
-            scalar,
-            next_weight,
-            normed,
-            None,
-            None,
-            eps=eps,
-        )
+        self._add(residual, delta, term_of(term), delta_weight, scalar, next_weight, normed, None, None, eps=eps)
         return residual, normed
 
     def residual_norms(
@@ -307,7 +296,7 @@ class TritonElementwise:
             gate.stride(0),
             per_layer,
             per_layer.stride(0),
-            None if term is None else term_of(term),
+            term_of(term),
             gated,
             **block,
         )
