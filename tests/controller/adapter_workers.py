@@ -36,6 +36,7 @@ class AdapterWorker:
             known = self.versions.get((name, version))
             if known is None or known["state"] == "Draining":
                 self.versions[name, version] = _told(name, version, one["uri"], "Loading")
+            self.versions[name, version]["weight"] = one["weight"]
         return self.get({}, settle=False)
 
     def get(self, broken: Mapping[str, str], *, settle: bool = True) -> Body:

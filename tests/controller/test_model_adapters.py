@@ -424,11 +424,13 @@ def test_an_operator_that_is_killed_at_any_write_goes_on_from_the_objects(fleet,
         except _Killed:
             world.cluster.asked = world.cluster.answered = None
             _always_serves(fleet, served and step != "delete")
+            _answers_as_ready_says(fleet, world)
             world.restart_operator()
         world.cluster.asked = world.cluster.answered = None
         for _ in range(8):
             wait(world, times=1)
             _always_serves(fleet, served and step != "delete")
+            _answers_as_ready_says(fleet, world)
         served = step != "delete"
         assert all(worker.weights("bystander") for worker in fleet.workers.values())
         if step == "delete":
@@ -442,6 +444,18 @@ def _always_serves(fleet: AdapterFleet, served: bool) -> None:
     """Whoever asked before can go on: on every worker versions that are Ready have all of the weight."""
     if served:
         assert {sum(worker.weights("legal").values()) for worker in fleet.workers.values()} == {100}
+
+
+def _answers_as_ready_says(fleet: AdapterFleet, world: Any) -> None:
+    """Where Ready is True of the newest spec, every worker answers by its weight already."""
+    body = world.cluster.objects.get((MODEL_ADAPTER, "ml", "legal"), {})
+    conditions = {each["type"]: each for each in body.get("status", {}).get("conditions", ())}
+    found = conditions.get("Ready", {"status": "False"})
+    if found["status"] == "True" and found["observedGeneration"] == body["metadata"]["generation"]:
+        weight = body["spec"].get("rollout", {}).get("weight", 100)
+        told = [worker.weights("legal") for worker in fleet.workers.values()]
+        assert [each[body["spec"]["uri"]] for each in told] == [weight] * 2
+        assert [len(each) for each in told] == [1 if weight == 100 else 2] * 2
 
 
 def test_an_endpoint_picker_splits_where_workers_know_versions_by_name(fleet, world) -> None:

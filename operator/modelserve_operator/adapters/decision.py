@@ -11,7 +11,7 @@ from modelserve.api import ModelServeSpec
 from modelserve.api.model_adapter import ModelAdapterSpec
 from modelserve_operator import labels
 from modelserve_operator.adapters.acceptance import Refusal, in_order, refusals, worker_address
-from modelserve_operator.adapters.snapshot import Adapter, AdapterSnapshot, AdapterWorker
+from modelserve_operator.adapters.snapshot import READY, Adapter, AdapterSnapshot, AdapterWorker
 from modelserve_operator.adapters.versions import Version, Versions, versions
 from modelserve_operator.allowed import AllowRule, address_not_allowed
 from modelserve_operator.observed.snapshot import moment
@@ -33,6 +33,24 @@ class Taken:
         """Whether every worker serves the version of the spec."""
         name, target = self.adapter.served_name, self.versions.target
         return bool(snapshot.counted) and all(worker.serves(name, target.id) for worker in snapshot.counted)
+
+    def weights(self, worker: AdapterWorker | None) -> dict[str, int]:
+        """Percent of requests by version, as the worker should answer them: a version that is to take over has none
+        where it is not Ready. None: a worker that starts, which has nothing yet."""
+        found = self.versions
+        if found.coming is None or found.active is None:
+            return {each.id: 100 for each in found.wanted}
+        ready = worker is not None and worker.serves(self.adapter.served_name, found.coming.id)
+        return {found.active.id: 100 - found.weight * ready, found.coming.id: found.weight * ready}
+
+    def answered_by(self, worker: AdapterWorker) -> bool:
+        """Whether the worker says that it answers by these weights and with no other version; of one that says no
+        weights it is taken to."""
+        name, wanted = self.adapter.served_name, self.weights(worker)
+        ready = [each for each in worker.loaded or () if each.name == name and each.state == READY]
+        if any(each.id not in wanted for each in ready):
+            return False
+        return len(ready) < 2 or all(each.weight in (None, wanted[each.id]) for each in ready)
 
 
 @dataclass(frozen=True)
@@ -72,8 +90,7 @@ class AdapterDecision:
         return replace(self, taken=tuple(found))
 
     def desired(self, worker: AdapterWorker | None, *, secrets: bool = True) -> dict[str, Any]:
-        """The whole set, as PUT /v1/adapters takes it. A version that is to take over has no weight on a worker where
-        it is not Ready. `worker` None: one that starts, which has nothing yet."""
+        """The whole set, as PUT /v1/adapters takes it. `worker`: see Taken.weights."""
         spec = self.snapshot.spec
         assert spec is not None, "nothing is desired of what cannot be read"
         return {"adapters": [_entry(each, worker, spec, secrets=secrets) for each in self.taken]}
@@ -116,6 +133,7 @@ def look_again(decision: AdapterDecision) -> float:
         for worker in snapshot.counted:
             told = [worker.version(name, version.id) for version in taken.versions.wanted]
             moving = moving or any(each is None or each.state in ("Loading", "Draining") for each in told)
+            moving = moving or not taken.answered_by(worker)
     return POLL_SECONDS if moving else REST_SECONDS
 
 
@@ -155,13 +173,9 @@ def _address(adapter: Adapter, version: Version, spec: ModelServeSpec) -> str | 
 
 
 def _entry(taken: Taken, worker: AdapterWorker | None, spec: ModelServeSpec, *, secrets: bool) -> dict[str, Any]:
-    found, name = taken.versions, taken.adapter.served_name
-    weights = {each.id: 100 for each in found.wanted[:1]}
-    if found.coming is not None and found.active is not None:
-        ready = worker is not None and worker.serves(name, found.coming.id)
-        weights = {found.active.id: 100 - found.weight * ready, found.coming.id: found.weight * ready}
+    weights, name = taken.weights(worker), taken.adapter.served_name
     entries = []
-    for version in found.wanted:
+    for version in taken.versions.wanted:
         entry: dict[str, Any] = {
             "id": version.id,
             "uri": _address(taken.adapter, version, spec),

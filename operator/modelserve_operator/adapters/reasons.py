@@ -23,7 +23,7 @@ class AdapterReason(StrEnum):
     SERVING = "Serving"
     SHARED = "Shared"  # both versions are served, as spec.rollout.weight says
     LOADING = "Loading"
-    ROLLING_OUT = "RollingOut"  # the new version loads, the old one serves
+    ROLLING_OUT = "RollingOut"  # the new version loads, or a worker still answers by the weights before
     NO_ROOM_FOR_ROLLOUT = "NoRoomForRollout"  # spec.adapters.max holds no second version of it
     NO_WORKERS = "NoWorkers"  # none of the ModelServe's is there yet
     WORKERS_UNREACHABLE = "WorkersUnreachable"  # the operator cannot ask a ready worker

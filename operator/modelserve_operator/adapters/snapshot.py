@@ -53,6 +53,7 @@ class Loaded(_Told):
     id: Annotated[str, Field(max_length=128)]
     uri: str = ""
     state: str
+    weight: int | None = Field(default=None, ge=0, le=100)  # percent of requests that it is to answer
     reason: str | None = None
     message: str | None = None
     digest: Annotated[str, Field(max_length=128)] | None = None

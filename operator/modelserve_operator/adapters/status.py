@@ -161,7 +161,7 @@ def _broken(loaded: Loaded | None) -> Problem | None:
 
 def _finding(taken: Taken, snapshot: AdapterSnapshot) -> Finding:
     """The condition Ready of one that is taken. The first that holds of: nobody is there, a worker is amiss, the
-    version is broken, it waits for room, it loads, it serves."""
+    version is broken, it waits for room, it loads, workers answer by other weights yet, it serves."""
     found, name, workers = taken.versions, taken.adapter.served_name, snapshot.counted
     old = f" The version before, {found.active.uri}, serves." if found.coming and found.active else ""
     if not workers:
@@ -183,6 +183,11 @@ def _finding(taken: Taken, snapshot: AdapterSnapshot) -> Finding:
     if ready < len(workers):
         reason = AdapterReason.ROLLING_OUT if found.coming is not None else AdapterReason.LOADING
         return Finding(False, reason, f"{ready} of {len(workers)} workers have loaded {found.target.uri}.{old}")
+    answered = sum(map(taken.answered_by, workers))
+    if answered < len(workers):
+        share = f"{found.weight if found.coming is not None else 100} %"
+        message = f"All workers have loaded {found.target.uri}; {answered} of {len(workers)} answer {share} with it."
+        return Finding(False, AdapterReason.ROLLING_OUT, message)
     if found.coming is not None:
         message = f"{found.weight} % of requests are answered by the new version; spec.rollout.weight 100 ends that."
         return Finding(True, AdapterReason.SHARED, message)
