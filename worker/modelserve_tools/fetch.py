@@ -14,22 +14,19 @@ from __future__ import annotations
 import argparse
 import fcntl
 import logging
-import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from modelserve.errors import InvalidInput, ModelServeError
+from modelserve.errors import InvalidInput
 from modelserve.model.adapters.config import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PICKLED_FILE, PICKLED_NOT_READ
 from modelserve.model.checkpoint_files import DOWNLOAD_LOCK, DOWNLOAD_MARKER
-from modelserve.model.gguf.files import SUFFIX, listed, models_of, whole
 from modelserve.termination import (
     NO_ROOM_EXIT_CODE,
     TERMINAL_EXIT_CODE,
@@ -40,23 +37,16 @@ from modelserve.termination import (
     write_resolved,
     write_termination,
 )
+from modelserve_tools.hub_client import REPOSITORY, CommitGoneError, DownloadError, address, files_of_model, hub_client
 from modelserve_tools.weight_headers import fetch_headers
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-METADATA_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
-WEIGHT_PATTERNS = ("*.safetensors",)
 OPTIONAL_PAUSES_S = (2.0, 8.0)  # before other tries of a download that a model does not wait for long
-REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 FOLDER = re.compile(r"\w[\w.-]{0,127}")
-FILE = re.compile(r"(?:\w[\w.-]{0,127}/){0,3}\w[\w.-]{0,250}\.gguf")
 
 logger = logging.getLogger(__name__)
-
-
-class DownloadError(ModelServeError):
-    """The Hub could not be reached or a transfer broke off; trying again continues the download."""
 
 
 class Fetched(BaseModel):
@@ -74,10 +64,6 @@ class Fetched(BaseModel):
         return same and (wanted.metadata_only or not self.metadata_only)
 
 
-class CommitGoneError(InvalidInput):
-    """The Hub no longer has the commit that this model was resolved to."""
-
-
 class NoRoomError(InvalidInput):
     """An adapter is larger than the room that was given for it."""
 
@@ -86,13 +72,13 @@ def resolve(uri: str, revision: str, dest: Path, *, recorded: Path | None = None
     """The commit that `revision` stands for: as `recorded` (a file) has it, else as `dest` was filled, else as the Hub
     says now. Raises InvalidInput and DownloadError as `fetch` does.
     """
-    repository, _ = _address(uri)
+    repository, _ = address(uri)
     if recorded is not None and recorded.exists() and (told := recorded.read_text().strip()):
         return told
     present = _marker(dest)
     if present is not None and (present.uri, present.revision) == (uri, revision) and present.commit:
         return present.commit
-    with _hub(repository, revision) as api:
+    with hub_client(repository, revision) as api:
         return str(api.model_info(repository, revision=revision).sha)
 
 
@@ -112,11 +98,11 @@ def fetch(
     InvalidInput for what another try cannot cure (malformed uri, unknown or closed repository or revision, a directory
     that holds another model or cannot be written), CommitGoneError, DownloadError for the rest.
     """
-    repository, file = _address(uri)
+    repository, file = address(uri)
     wanted = Fetched(uri=uri, revision=revision, metadata_only=metadata_only)
     try:
         dest.mkdir(parents=True, exist_ok=True)
-        with _locked(dest / DOWNLOAD_LOCK):
+        with locked(dest / DOWNLOAD_LOCK):
             present = _marker(dest)
             if present is not None and present.covers(wanted) and commit in (None, present.commit):
                 logger.info("%s already holds %s at %s", dest, uri, revision)
@@ -126,7 +112,7 @@ def fetch(
                     f"{dest} holds {present.uri} at {present.revision}, not {uri} at {revision}: use another directory "
                     "(storage.subPath) for each model and revision"
                 )
-            with _hub(repository, commit or revision, resolved=bool(commit), endpoint=endpoint) as api:
+            with hub_client(repository, commit or revision, resolved=bool(commit), endpoint=endpoint) as api:
                 found = _transfer(api, repository, commit or revision, dest, file=file, metadata_only=metadata_only)
             (dest / DOWNLOAD_MARKER).write_text(wanted.model_copy(update={"commit": found}).model_dump_json())
     except OSError as error:
@@ -144,7 +130,7 @@ def fetch_adapter(uri: str, revision: str, dest: Path, *, most_bytes: int) -> No
     if not uri.startswith("hf://") or not REPOSITORY.fullmatch(repository) or not all(map(FOLDER.fullmatch, folders)):
         raise InvalidInput(f"{uri!r} is not of the form hf://OWNER/NAME or hf://OWNER/NAME/FOLDER", field="uri")
     names = ["/".join((*folders, each)) for each in (ADAPTER_CONFIG_FILE, ADAPTER_FILE)]
-    with _hub(repository, revision, access_field="secretRef") as api:
+    with hub_client(repository, revision, access_field="secretRef") as api:
         info = api.model_info(repository, revision=revision, files_metadata=True)
         there = {each.rfilename: each.size for each in info.siblings or ()}
         if missing := [each for each in names if each not in there]:
@@ -161,21 +147,6 @@ def fetch_adapter(uri: str, revision: str, dest: Path, *, most_bytes: int) -> No
                 raise OSError(f"{each} has {held} bytes, the Hub says {there[each]}")
 
 
-def _address(uri: str) -> tuple[str, str | None]:
-    """(repository, the GGUF file in it that is named)"""
-    owner, _, rest = uri.removeprefix("hf://").partition("/")
-    name, _, file = rest.partition("/")
-    if (
-        not uri.startswith("hf://")
-        or not REPOSITORY.fullmatch(f"{owner}/{name}")
-        or (file and not FILE.fullmatch(file))
-    ):
-        raise InvalidInput(
-            f"{uri!r} is not of the form hf://OWNER/NAME or hf://OWNER/NAME/FILE.gguf", field="model.uri"
-        )
-    return f"{owner}/{name}", file or None
-
-
 def _marker(dest: Path) -> Fetched | None:
     try:
         return Fetched.model_validate_json((dest / DOWNLOAD_MARKER).read_text())
@@ -184,7 +155,7 @@ def _marker(dest: Path) -> Fetched | None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock; the kernel drops it when the process ends, however it ends."""
     with path.open("w") as file:
         try:
@@ -195,66 +166,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _hub(
-    repository: str,
-    revision: str,
-    *,
-    resolved: bool = False,
-    access_field: str = "model.authSecretRef",
-    endpoint: str | None = None,
-) -> Iterator[HfApi]:
-    """The Hub's client; what it raises becomes InvalidInput, CommitGoneError (if `resolved`) or DownloadError.
-
-    `access_field`: the field that names the token's.
-    """
-    from huggingface_hub import HfApi, errors
-
-    token = os.environ.get("HF_TOKEN")
-    try:
-        yield HfApi(endpoint=endpoint, token=token or False)
-    except errors.GatedRepoError as error:
-        have = "the token given has no access" if token else "no token was given"
-        raise InvalidInput(
-            f"hf://{repository} is gated and {have}: accept its licence on the Hub and set {access_field}",
-            field=access_field,
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise InvalidInput(
-            f"hf://{repository} does not exist on the Hub, or is private and the token has no access to it",
-            field="model.uri",
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        if resolved:
-            raise CommitGoneError(
-                f"hf://{repository} no longer has commit {revision}, which this model was resolved to: set "
-                "model.revision to a commit, branch or tag that is there",
-                field="model.revision",
-            ) from error
-        raise InvalidInput(f"hf://{repository} has no revision {revision!r}", field="model.revision") from error
-    except InvalidInput:
-        raise
-    except Exception as error:  # the transfer stack raises errors of several libraries, all cured by another try
-        raise DownloadError(
-            f"downloading hf://{repository} from {endpoint or _endpoint()} failed: {_with_cause(error)}: the next try "
-            "continues it"
-        ) from error
-
-
-def _endpoint() -> str:
-    """Where the Hub is asked: HF_ENDPOINT, else its own address. Proxies and CA bundles are the client's variables."""
-    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-
-
-def _with_cause(error: BaseException) -> str:
-    """An error with the one at its root: the client's own words are about a cache, not about the network."""
-    root = error
-    while (before := root.__cause__ or root.__context__) is not None:
-        root = before
-    told = f"{type(error).__name__}: {error}"
-    return told if root is error else f"{told} (caused by {type(root).__name__}: {root})"
-
-
 def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, file: str | None, metadata_only: bool) -> str:
     """Download and compare names and sizes with the Hub's listing. Returns the commit.
 
@@ -263,10 +174,7 @@ def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, file: s
     """
     info = api.model_info(repository, revision=revision, files_metadata=True)
     there = {each.rfilename: each.size for each in info.siblings or ()}
-    top = [name for name in there if "/" not in name]
-    weights = [name for name in top if _matches(name, WEIGHT_PATTERNS)] if file is None else []
-    metadata = [name for name in top if _matches(name, METADATA_PATTERNS)] if weights else []  # a GGUF file has its own
-    weights = weights or _gguf_parts(f"hf://{repository} at {revision!r}", there, file)
+    metadata, weights = files_of_model(f"hf://{repository} at {revision!r}", there, file)
     sizes = {name: there[name] for name in (*metadata, *(() if metadata_only else weights))}
     logger.info("downloading %d files, %d bytes", len(sizes), sum(size or 0 for size in sizes.values()))
     if sizes:
@@ -278,32 +186,6 @@ def _transfer(api: HfApi, repository: str, revision: str, dest: Path, *, file: s
     if metadata_only:
         fetch_headers(api, repository, str(info.sha), weights, dest)
     return str(info.sha)
-
-
-def _gguf_parts(repository: str, names: Iterable[str], file: str | None) -> list[str]:
-    """The files of the GGUF model that is asked for: of the one that `file` is a part of, or of the only one."""
-    models = models_of(names := list(names))
-    held = {name for parts in models.values() for name in parts}
-    for tower in (name for name in names if name.endswith(SUFFIX) and name not in held):
-        logger.info("%s is left: text needs no tower of images or audio", tower)
-    if file is not None:
-        found = next((parts for parts in models.values() if file in parts), None)
-        if found is None:
-            known = f"; it has {listed(models)}" if models else ""
-            raise InvalidInput(f"{repository} holds no model {file!r}{known}", field="model.uri")
-        return whole(found)
-    if not models:
-        raise InvalidInput(f"{repository} holds no *.safetensors and no *.gguf file", field="model.uri")
-    if len(models) > 1:
-        raise InvalidInput(
-            f"{repository} holds {len(models)} GGUF models: name one, as hf://OWNER/NAME/FILE.gguf ({listed(models)})",
-            field="model.uri",
-        )
-    return whole(next(iter(models.values())))
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def fetch_drafter(

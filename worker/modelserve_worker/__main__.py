@@ -1,5 +1,5 @@
-"""`modelserve-worker serve`, `fetch` and `kernels`: the composition root. torch is imported only by `kernels` and
-by the engine's process, which `serve` starts.
+"""`modelserve-worker serve`, `fetch`, `cache` and `kernels`: the composition root. torch is imported only by `kernels`
+and by the engine's process, which `serve` starts.
 """
 
 from __future__ import annotations
@@ -75,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from modelserve_tools import fetch  # the Hub's client is not needed to serve
 
         return fetch.main(arguments[1:])
+    if arguments[:1] == ["cache"]:
+        from modelserve_tools.model_cache import command
+
+        return command.main(arguments[1:])
     if arguments[:1] == ["kernels"]:
         from modelserve_worker.startup import kernel_build
 
@@ -109,6 +113,7 @@ def _parse(arguments: Sequence[str]) -> tuple[EngineArgs, ServerSettings]:
     add_engine_flags(serve_parser)
     add_server_flags(serve_parser)
     commands.add_parser("fetch", help="download a model from the Hugging Face Hub (see `fetch --help`)")
+    commands.add_parser("cache", help="fill a cache of models, or free it (see `cache fill --help`)")
     commands.add_parser("kernels", help="compile a model's GPU kernels ahead (see `kernels --help`)")
     try:
         flags = vars(parser.parse_args(arguments))

@@ -226,7 +226,7 @@ def test_a_directory_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
 
 def test_two_pods_download_once(hub: Hub, tmp_path: Path) -> None:
     """The second waits for the first one's lock, then finds the work done."""
-    with module._locked(tmp_path / module.DOWNLOAD_LOCK):
+    with module.locked(tmp_path / module.DOWNLOAD_LOCK):
         waiting = threading.Thread(target=fetch, args=(URI, "main", tmp_path))
         waiting.start()
         waiting.join(0.3)
