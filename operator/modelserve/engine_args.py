@@ -26,6 +26,8 @@ from modelserve.sizing.adapters import (
     AdapterLimits,
     in_order,
 )
+from modelserve.sizing.media.audio_input import DEFAULT_SECONDS, MOST_SECONDS
+from modelserve.sizing.media.audio_input import MOST_PER_REQUEST as MOST_SOUNDS
 from modelserve.sizing.media.image_input import MOST_PER_REQUEST
 from modelserve.sizing.media.image_urls import MOST_HOSTS, url_hosts
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
@@ -182,6 +184,20 @@ class EngineArgs(BaseModel):
         default=None,
         description="Hosts that images are fetched from, images.example.com or *.example.com, by https, or behind "
         "http:// without; left out: none, and images are sent as data: URLs.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    audio_per_request: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_SOUNDS,
+        description="Sounds of one request at most; 0: none are taken, and what embeds them is not loaded.",
+        json_schema_extra={SINCE: "0.2.0"},
+    )
+    audio_seconds: int = Field(
+        default=DEFAULT_SECONDS,
+        ge=1,
+        le=MOST_SECONDS,
+        description="Most seconds of one sound; models with an encoder hear 30.",
         json_schema_extra={SINCE: "0.2.0"},
     )
     measure_cache_quality: bool = Field(

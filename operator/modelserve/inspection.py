@@ -11,6 +11,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput, UnsupportedModel
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.checkpoint_files import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -23,12 +24,13 @@ from modelserve.model.drafters.reading import DrafterArchitecture, drafter_archi
 from modelserve.model.gguf.files import read_gguf
 from modelserve.model.gguf.geometry import gguf_architecture
 from modelserve.model.gguf.weight_format import gguf_weight_format, rounded_once_more
-from modelserve.model.image_files import holds_images
 from modelserve.model.images import ImageArchitecture
+from modelserve.model.media_files import AUDIO_PREFIXES, IMAGE_PREFIXES, holds
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.quantization.config import read_config, stated_format, unused_parts
 from modelserve.model.quantization.files import as_files_hold
 from modelserve.model.weight_format import BFLOAT16, FLOAT32, StoredType, WeightFormat, dense_format
+from modelserve.sizing.media.audio_input import AudioInput
 from modelserve.sizing.media.image_input import ImageInput
 from modelserve.sizing.pages import CacheGeometry
 from modelserve.sizing.rank_settings import RankSettings
@@ -113,6 +115,25 @@ def read_images(args: EngineArgs) -> ImageInput | None:
     return ImageInput(args.images_per_request, args.max_soft_tokens, architecture, tuple(args.image_urls or ()))
 
 
+def read_audio_architecture(directory: Path) -> AudioArchitecture | None:
+    """How the model in a directory hears; None where this release takes no sounds with it."""
+    return None if read_gguf(directory) is not None else AudioArchitecture.found(read_config(directory))
+
+
+def read_audio(args: EngineArgs) -> AudioInput | None:
+    """Room for sounds of a worker with `args`; None: it takes none. Raises UnsupportedModel for a checkpoint that hears
+    nothing here, InvalidInput for settings that it does not fit."""
+    if not args.audio_per_request:
+        return None
+    directory = Path(args.model)
+    if read_gguf(directory) is not None:
+        raise UnsupportedModel("a GGUF file holds the text model alone; serve audio from safetensors, or take none")
+    architecture = AudioArchitecture.from_config(read_json_object(directory / CONFIG_FILE))
+    if (problem := architecture.problem(args.audio_seconds)) is not None:
+        raise InvalidInput(f"audioSeconds: {problem}", field="audioSeconds")
+    return AudioInput(args.audio_per_request, args.audio_seconds, architecture)
+
+
 def read_rank_settings(
     args: EngineArgs,
     architecture: ModelArchitecture,
@@ -136,6 +157,7 @@ def read_rank_settings(
         capability=capability,
         adapters=args.adapters,
         images=read_images(args),
+        audio=read_audio(args),
     )
 
 
@@ -194,7 +216,8 @@ def inspect_checkpoint(directory: Path) -> ModelFacts:
         architecture=architecture,
         weight_bytes=sum(path.stat().st_size for path in files),
         format=stored,
-        images=ImageArchitecture.found(config) if holds_images(tensors.values()) else None,
+        images=ImageArchitecture.found(config) if holds(tensors.values(), IMAGE_PREFIXES) else None,
+        audio=AudioArchitecture.found(config) if holds(tensors.values(), AUDIO_PREFIXES) else None,
         unused=tuple(unused_parts(config, stored)),
         identity=_identity(directory, files),
     )

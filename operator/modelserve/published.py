@@ -20,6 +20,7 @@ from typing import Any
 
 from modelserve.model.architecture import LayerKind, ModelArchitecture
 from modelserve.model.assistant import AssistantArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.drafters.configs import dflash_architecture
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
@@ -137,6 +138,7 @@ def _facts(variant: str, form: str) -> ModelFacts:
     return ModelFacts(
         architecture=ModelArchitecture.from_config(config),
         images=_images(entry),
+        audio=_audio(entry),
         weight_bytes=entry["checkpoint_bytes"],
         format=BFLOAT16,
     )
@@ -144,6 +146,13 @@ def _facts(variant: str, form: str) -> ModelFacts:
 
 def _images(entry: Mapping[str, Any]) -> ImageArchitecture:
     return ImageArchitecture.from_config({name: entry[name] for name in ("model_type", "vision_config", "text_config")})
+
+
+def _audio(entry: Mapping[str, Any]) -> AudioArchitecture | None:
+    """None: it hears nothing."""
+    if "audio_config" not in entry:
+        return None
+    return AudioArchitecture.from_config({name: entry[name] for name in ("model_type", "audio_config")})
 
 
 def _quantised(variant: str, facts: ModelFacts) -> ModelFacts:

@@ -59,6 +59,7 @@ _BESIDE: Mapping[str, Mapping[str, Any]] = {
     "kvCache.layout": {"kvCache": {"dtype": "bfloat16"}},
     "accelerators.costPerHour": {"accelerators": {"products": ["NVIDIA-H200"]}},
     **{f"modalities.image.{name}": {"modalities": {"image": {"perRequest": 1}}} for name in ("maxSoftTokens", "urls")},
+    "modalities.audio.seconds": {"modalities": {"audio": {"perRequest": 1}}},
 }
 _VALUES: Mapping[str, Any] = {
     "model.uri": "hf://google/gemma-4-E4B-it",

@@ -11,18 +11,20 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from modelserve import __version__
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import InvalidInput
 from modelserve.hardware import accelerator_from_labels
-from modelserve.inspection import read_architecture, read_images, read_weight_format
+from modelserve.inspection import read_architecture, read_audio, read_images, read_weight_format
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.host.front_end import open_bodies_bytes
+from modelserve.sizing.media.audio_input import AudioInput
 from modelserve.sizing.media.image_input import ImageInput, decode_processes, encoded_bytes, held_pixels_bytes
 from modelserve.sizing.media.image_urls import url_hosts
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
@@ -162,8 +164,8 @@ def _settled(args: EngineArgs, architecture: ModelArchitecture, weight_format: W
     )
     if accelerator is None:
         return args
-    images = _images(args)
-    settled = planned_args(args, architecture, accelerator, weight_format=weight_format, images=images)
+    images, audio = _images(args), _audio(args)
+    settled = planned_args(args, architecture, accelerator, weight_format=weight_format, images=images, audio=audio)
     if settled is not args:
         chosen = ", ".join(f"{name} {getattr(settled, name)}" for name in STEP_SETTINGS)
         log.info("a step is sized as a plan for %s sizes it: %s", accelerator.product, chosen)
@@ -183,11 +185,24 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
 
 def _images(args: EngineArgs) -> ImageInput | None:
     """Room for images; None: they are not taken. Raises TerminalError: of the settings, or of the checkpoint."""
-    try:
+    with _told(of_setting="maxSoftTokens"):
         return read_images(args)
+
+
+def _audio(args: EngineArgs) -> AudioInput | None:
+    """The same of sounds."""
+    with _told(of_setting="audioSeconds"):
+        return read_audio(args)
+
+
+@contextmanager
+def _told(*, of_setting: str) -> Iterator[None]:
+    """Faults of a setting as such, others as the checkpoint's."""
+    try:
+        yield
     except InvalidInput as error:
-        of_settings = error.field == "maxSoftTokens"
-        raise (TerminalError.of_input if of_settings else TerminalError.of_checkpoint)(error) from error
+        of_input = error.field == of_setting
+        raise (TerminalError.of_input if of_input else TerminalError.of_checkpoint)(error) from error
 
 
 def image_reader(args: EngineArgs) -> ImageReader | None:

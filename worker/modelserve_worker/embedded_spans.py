@@ -39,18 +39,33 @@ class ImagePatches:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AudioFrames:
+    """A sound that the model embeds when its rows are computed: `values` float32 [F, V], each a frame of it, in order,
+    of which it becomes `rows` rows."""
+
+    values: NDArray[np.float32]
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+Embedded = NDArray[np.float32] | ImagePatches | AudioFrames
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EmbeddedSpan:
     """N consecutive positions of a prompt from `start` on. The prompt's tokens there are placeholders, which nothing is
     computed of.
 
     `embeddings` float32 [N, H] are what the first layer gets: they are not multiplied by sqrt(H); or patches of an
-    image, of which the model makes them. `key`, of KEY_BYTES bytes, stands for them wherever rows are looked up:
-    whoever makes a span sees to it that other embeddings have another one. Neighbours that touch are two spans and do
-    not see each other.
+    image or frames of a sound, of which the model makes them. `key`, of KEY_BYTES bytes, stands for them wherever rows
+    are looked up: whoever makes a span sees to it that other embeddings have another one. Neighbours that touch are two
+    spans and do not see each other.
     """
 
     start: int
-    embeddings: NDArray[np.float32] | ImagePatches
+    embeddings: Embedded
     key: bytes
     mutual: bool
 

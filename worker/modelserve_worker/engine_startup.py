@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from modelserve.engine_args import EngineArgs
 from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.hardware import CATALOGUE
-from modelserve.inspection import read_images, read_speculation
+from modelserve.inspection import read_audio, read_images, read_speculation
 from modelserve.model.architecture import LayerKind
 from modelserve.planning.speed.draft_time import draft_speeds
-from modelserve.planning.speed.image_cost import ImageCost
+from modelserve.planning.speed.encoding_cost import EncodingCost
 from modelserve.planning.speed.mixed_steps import crowd_tokens, min_mixed_tokens
 from modelserve.planning.speed.step_time import RankSpeed, doubling_context
 from modelserve.sizing.host.grammars import lexer_states
@@ -66,7 +66,7 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
             shortfall_bytes=error.shortfall_bytes,
             measured=error.measured if isinstance(error, InsufficientMemory) else None,
         ) from error
-    speed, images = _planned_speed(args, replica), read_images(args)
+    speed, images, audio = _planned_speed(args, replica), read_images(args), read_audio(args)
     limits = SchedulerLimits(
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
@@ -80,7 +80,8 @@ def build_engine(args: EngineArgs, progress: Callable[[int, int], None]) -> Buil
         exact=args.profile == "exact",
         hidden_size=replica.architecture.hidden_size,
         patch_values=0 if images is None else images.architecture.patch_values,
-        image_cost=ImageCost.of(images, replica.architecture, tensor_parallel=args.tensor_parallel_size),
+        frame_values=0 if audio is None else audio.architecture.frame_values,
+        encoding_cost=EncodingCost.of(images, audio, replica.architecture, tensor_parallel=args.tensor_parallel_size),
     )
     if speed is not None:
         fewest, crowd = (of(speed, args.max_num_mixed_tokens) for of in (min_mixed_tokens, crowd_tokens))

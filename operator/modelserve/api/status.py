@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 
 from modelserve.api.cache_quality import CacheQualities
 from modelserve.api.drafter import DrafterPlan
-from modelserve.api.media.modalities import ImagePlan
+from modelserve.api.media.modalities import AudioPlan, ImagePlan
 from modelserve.api.model_adapter import AdaptersPlan
 from modelserve.api.schema_types import (
     UNOBSERVED,
@@ -192,6 +192,7 @@ class PlanStatus(ApiModel):
     )
     adapters: AdaptersPlan | None = Field(default=None, description="Room for LoRA adapters, where any was asked for.")
     images: ImagePlan | None = Field(default=None, description="Room for images, where any was asked for.")
+    audio: AudioPlan | None = Field(default=None, description="Room for sounds, where any was asked for.")
     engine: EnginePlan | None = Field(default=None, description="Settings of the engine that sizing depends on.")
     drafter: DrafterPlan | None = Field(
         default=None, description="What proposes tokens, where anything is asked to, has room and pays."

@@ -33,11 +33,13 @@ from modelserve.hardware import IMAGE_ARCHITECTURES
 from modelserve.inspection import (
     inspect_assistant,
     read_architecture,
+    read_audio_architecture,
     read_image_architecture,
     read_unused_parts,
     read_weight_format,
 )
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts, ModelFacts
 from modelserve.model.weight_format import WeightFormat
@@ -67,6 +69,7 @@ class _Sized(TypedDict):
     assistants: Mapping[str, AssistantFacts]
     image_architectures: tuple[str, ...]
     images: ImageArchitecture | None
+    audio: AudioArchitecture | None
 
 
 @dataclass(frozen=True)
@@ -193,13 +196,14 @@ def _planned(
     assistants: Mapping[str, AssistantFacts],
 ) -> PlannedServe:
     spec = serve.spec
-    architecture, stored, unused, images = _model(spec, inspected)
+    architecture, stored, unused, images, audio = _model(spec, inspected)
     sized: _Sized = {
         "learned": assumed,
         "weight_format": stored,
         "assistants": _assistants(spec, assistants),
         "image_architectures": options.image_architectures,
         "images": images,
+        "audio": audio,
     }
     offers = where.offers(spec)
     made = plan(spec, architecture, offers, **sized)
@@ -275,22 +279,23 @@ def _bytes(flag: str, quantity: str) -> int:
 
 def _model(
     spec: ModelServeSpec, inspected: Mapping[str, ModelFacts]
-) -> tuple[ModelArchitecture, WeightFormat, tuple[str, ...], ImageArchitecture | None]:
-    """Geometry, weight format, what of it is not used, and how it sees, of a published or inspected model, or of a
-    directory of this machine."""
+) -> tuple[ModelArchitecture, WeightFormat, tuple[str, ...], ImageArchitecture | None, AudioArchitecture | None]:
+    """Geometry, weight format, what of it is not used, and how it sees and hears, of a published or inspected model,
+    or of a directory of this machine."""
     uri = spec.model.uri
     if uri.startswith(_FILE_PREFIX):
         directory = Path(uri.removeprefix(_FILE_PREFIX))
         stored = read_weight_format(directory)
         unused = read_unused_parts(directory, stored)
-        return read_architecture(directory), stored, unused, read_image_architecture(directory)
+        senses = read_image_architecture(directory), read_audio_architecture(directory)
+        return read_architecture(directory), stored, unused, *senses
     facts = published_model(uri) or inspected.get(uri)
     if facts is None:
         raise InvalidInput(
             f"spec.model.uri: {uri} cannot be looked into from here; give its directory as file://DIR, or one of "
             f"{', '.join(published_uris())}"
         )
-    return facts.architecture, facts.format, facts.unused, facts.images
+    return facts.architecture, facts.format, facts.unused, facts.images, facts.audio
 
 
 def _assistants(spec: ModelServeSpec, inspected: Mapping[str, AssistantFacts]) -> dict[str, AssistantFacts]:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.weight_format import WeightFormat
@@ -25,6 +26,11 @@ class ModelFacts(BaseModel):
         default=None,
         exclude_if=lambda value: value is None,
         description="What makes rows of images, of a model that this release takes them with.",
+    )
+    audio: AudioArchitecture | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="What makes rows of sounds, of a model that this release takes them with.",
     )
     unused: tuple[str, ...] = Field(
         default=(),

@@ -35,6 +35,9 @@ def plan_changes(before: PlanStatus, after: PlanStatus) -> Iterator[str]:
     fetched = [", ".join(p.images.urls or ()) if p.images else "" for p in (before, after)]
     if fetched[0] != fetched[1]:
         yield f"images from {fetched[0] or 'nowhere'} -> {fetched[1] or 'nowhere'}"
+    heard = [f"{p.audio.per_request} of {p.audio.seconds} s" if p.audio else "none" for p in (before, after)]
+    if heard[0] != heard[1]:
+        yield f"sounds {heard[0]} -> {heard[1]}"
     drafters = [drafted_by(p) for p in (before, after)]
     if drafters[0] != drafters[1]:
         yield f"drafts {drafters[0]} -> {drafters[1]}"

@@ -70,6 +70,8 @@ def engine_args_for(
     if plan.images is not None:
         asked |= {"images_per_request": plan.images.per_request, "max_soft_tokens": plan.images.max_soft_tokens}
         asked |= {"image_urls": list(plan.images.urls)} if plan.images.urls else {}
+    if plan.audio is not None:
+        asked |= {"audio_per_request": plan.audio.per_request, "audio_seconds": plan.audio.seconds}
     if plan.drafter is not None:
         asked |= _drafts(plan.drafter, drafter_directories)
     return EngineArgs(

@@ -157,6 +157,7 @@ def _sized(
         capability=known_capability(accelerator.compute_capability),
         adapters=wishes.adapters,
         images=wishes.images,
+        audio=wishes.audio,
     )
     total = wishes.container_memory_bytes if accelerator.is_cpu else accelerator.visible_bytes
     settings, memory = _predicted(

@@ -61,7 +61,7 @@ def unsaid(fit: Fit, spec: ModelServeSpec, wishes: Wishes, offers: Sequence[Acce
 
 
 def _asked(spec: ModelServeSpec, wishes: Wishes, gpus: int) -> HostRequest:
-    pinned = wishes.host_memory_bytes + wishes.adapter_copies_bytes(gpus) + wishes.image_host_bytes(gpus)
+    pinned = wishes.host_memory_bytes + wishes.adapter_copies_bytes(gpus) + wishes.media_host_bytes(gpus)
     return _request(*_users(spec), ranks=gpus, pinned_bytes=pinned, decoders=wishes.decoders(gpus))
 
 
@@ -82,6 +82,7 @@ def _pinned(wishes: Wishes, gpus: int) -> str:
         (wishes.host_memory_bytes, "kvCache.hostMemory"),
         (wishes.adapter_copies_bytes(gpus), "adapters"),
         (wishes.image_host_bytes(gpus), "images"),
+        (wishes.audio_host_bytes(gpus), "sounds"),
     )
     told = " and ".join(f"{gib(size)} of it {name}" for size, name in parts if size)
     return f" ({told})" if told else ""
@@ -109,7 +110,7 @@ def _less_memory(spec: ModelServeSpec, wishes: Wishes, fit: Fit, host: HostCapac
     users = _users(spec)
     if "memory" in dict(users[0]):
         return f"with pod.resources.requests.memory {host.memory_bytes // MIB}Mi"
-    copies, seen = wishes.adapter_copies_bytes(fit.gpus), wishes.image_host_bytes(fit.gpus)
+    copies, seen = wishes.adapter_copies_bytes(fit.gpus), wishes.media_host_bytes(fit.gpus)
     left = host.memory_bytes - _request(*users, ranks=fit.gpus, pinned_bytes=copies + seen).memory_bytes
     if wishes.host_memory_bytes and left >= GIB:
         return f"with kvCache.hostMemory {left // GIB}Gi"
@@ -120,5 +121,6 @@ def _less_memory(spec: ModelServeSpec, wishes: Wishes, fit: Fit, host: HostCapac
         if (fewer := room * wishes.adapters.most // copies) >= 1:
             return f"with adapters.max {fewer}"
     if seen and host.memory_bytes >= _request(*users, ranks=fit.gpus, pinned_bytes=copies).memory_bytes:
-        return "with modalities.image left out"
+        taken = [name for name, each in (("image", wishes.images), ("audio", wishes.audio)) if each is not None]
+        return f"with modalities.{taken[0]} left out" if len(taken) == 1 else "with modalities left out"
     return f"on nodes with {gib(_asked(spec, wishes, fit.gpus).memory_bytes)} of allocatable memory"

@@ -10,6 +10,7 @@ from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import MAX_CANDIDATES, Candidate, PlanStatus, Verdict
 from modelserve.hardware import CPU_PRODUCT, GPU_RESOURCE, IMAGE_ARCHITECTURES, Accelerator
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts
 from modelserve.model.weight_format import WeightFormat
@@ -48,27 +49,28 @@ def plan(
     assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
     images: ImageArchitecture | None = None,
+    audio: AudioArchitecture | None = None,
 ) -> PlanStatus:
     """The best plan, with the best candidate of each product (16 at most). `plan.fits` is False when none fits.
 
     `weight_format` is the checkpoint's; left out, the architecture's dtype. `assistants`: facts of the spec's own
     drafters, by address, where no release ships them. `image_architectures`: CPUs that the worker's image is built for.
-    `images`: how the model sees, where it does.
-    Raises InvalidInput where a drafter is that of another model, or the model does not see what it is asked to.
+    `images` and `audio`: how the model sees and hears, where it does.
+    Raises InvalidInput where a drafter is that of another model, or the model does not see or hear what it is asked to.
     """
     wished = _wishes(
         spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
-        image_architectures=image_architectures, images=images,
+        image_architectures=image_architectures, images=images, audio=audio,
     )  # fmt: skip
     considered = consider(
         spec, architecture, accelerators, learned=learned, weight_format=weight_format, assistants=assistants,
-        image_architectures=image_architectures, images=images,
+        image_architectures=image_architectures, images=images, audio=audio,
     )  # fmt: skip
     best, expected = (considered[0].evaluation, considered[0].expected) if considered else (None, None)
     shown = _best_per_product(considered)[:MAX_CANDIDATES]
     candidates = candidate_list(
         shown, spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
-        image_architectures=image_architectures, images=images,
+        image_architectures=image_architectures, images=images, audio=audio,
     )  # fmt: skip
     if not isinstance(best, Fit) or expected is None:
         return PlanStatus(candidates=candidates, message=report.no_plan(candidates, spec))
@@ -104,11 +106,12 @@ def consider(
     assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
     images: ImageArchitecture | None = None,
+    audio: AudioArchitecture | None = None,
 ) -> tuple[Considered, ...]:
     """Every product and number of GPUs that the spec allows: those that fit first, the best before the others."""
     wished = _wishes(
         spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
-        image_architectures=image_architectures, images=images,
+        image_architectures=image_architectures, images=images, audio=audio,
     )  # fmt: skip
     costs = _costs(spec)
     found = []
@@ -137,11 +140,12 @@ def candidate_list(
     assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
     images: ImageArchitecture | None = None,
+    audio: AudioArchitecture | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates as status shows them; the first is Chosen when it fits. Refusals get remedies that were evaluated."""
     wished = _wishes(
         spec, architecture, learned=learned, weight_format=weight_format, assistants=assistants,
-        image_architectures=image_architectures, images=images,
+        image_architectures=image_architectures, images=images, audio=audio,
     )  # fmt: skip
     costs = _costs(spec)
     rows = []
@@ -169,6 +173,7 @@ def _wishes(
     assistants: Mapping[str, AssistantFacts],
     image_architectures: tuple[str, ...],
     images: ImageArchitecture | None,
+    audio: AudioArchitecture | None,
 ) -> Wishes:
     found = wishes(
         spec,
@@ -177,6 +182,7 @@ def _wishes(
         assistants=assistants,
         image_architectures=image_architectures,
         images=images,
+        audio=audio,
     )
     if found.adapters is not None:
         found = replace(found, adapted=architecture)

@@ -27,6 +27,7 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.planning.drafts_report import drafts_status, drafts_text, measured_acceptance, planned_drafter
 from modelserve.planning.evaluation import Fit, Refusal
 from modelserve.planning.learned import AS_EXPECTED
+from modelserve.planning.media.audio import audio_plan, audio_text
 from modelserve.planning.media.images import image_plan, image_text
 from modelserve.planning.other_settings import other_settings, places
 from modelserve.planning.pools.offers import PRODUCT_LABEL, AcceleratorOffer
@@ -69,6 +70,7 @@ def chosen_plan(
         host_cache_bytes=wishes.host_cache_bytes(fit.accelerator) or None,
         adapters=_adapters(fit, wishes),
         images=image_plan(wishes.images, fit.memory, gpus=fit.gpus),
+        audio=audio_plan(wishes.audio, fit.memory, gpus=fit.gpus, sees=wishes.images is not None),
         engine=EnginePlan(
             max_num_batched_tokens=wishes.chunk(fit.accelerator),
             max_num_mixed_tokens=mixed_step_tokens(fit, architecture, wishes),
@@ -262,7 +264,7 @@ def _plan_message(fit: Fit, architecture: ModelArchitecture, wishes: Wishes, exp
         other_settings(fit, architecture, wishes),
         _host_memory(fit, wishes),
         _adapters_text(_adapters(fit, wishes)),
-        _images_text(fit, wishes),
+        *_media_texts(fit, wishes),
         _found(fit, architecture, wishes),
         drafts_text(fit, architecture, wishes, expected),
         _reservations(fit, wishes),
@@ -287,9 +289,13 @@ def _adapters(fit: Fit, wishes: Wishes) -> AdaptersPlan | None:
     )
 
 
-def _images_text(fit: Fit, wishes: Wishes) -> str:
+def _media_texts(fit: Fit, wishes: Wishes) -> tuple[str, str]:
     token = fit.geometry.global_page.page_bytes // GLOBAL_PAGE_TOKENS
-    return image_text(image_plan(wishes.images, fit.memory, gpus=fit.gpus), bytes_per_token=token)
+    heard = audio_plan(wishes.audio, fit.memory, gpus=fit.gpus, sees=wishes.images is not None)
+    return (
+        image_text(image_plan(wishes.images, fit.memory, gpus=fit.gpus), bytes_per_token=token),
+        audio_text(heard, bytes_per_token=token),
+    )
 
 
 def _adapters_text(room: AdaptersPlan | None) -> str:

@@ -13,13 +13,16 @@ from modelserve.api.spec import ModelServeSpec, Objective
 from modelserve.errors import InvalidInput
 from modelserve.hardware import IMAGE_ARCHITECTURES, Accelerator
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.model_facts import AssistantFacts
 from modelserve.model.weight_format import TextLinear, WeightFormat
 from modelserve.planning.drafts import WantedDrafts, wanted_drafts
 from modelserve.planning.learned import NOTHING_LEARNED, Learned
+from modelserve.planning.media.audio import audio_input
 from modelserve.planning.media.images import image_input
 from modelserve.sizing.adapters import DEFAULT_RANK, DEFAULT_TARGETS, AdapterLimits, in_order, slot_bytes
+from modelserve.sizing.media.audio_input import AudioInput, audio_host_bytes
 from modelserve.sizing.media.image_input import ImageInput, decode_processes, image_host_bytes
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
@@ -71,6 +74,7 @@ class Wishes:
     adapters: AdapterLimits | None = None
     adapted: ModelArchitecture | None = None  # whose linears they change, where there is room for any
     images: ImageInput | None = None
+    audio: AudioInput | None = None
 
     @property
     def mean_context(self) -> float:
@@ -133,9 +137,18 @@ class Wishes:
         """Host memory of a worker on so many GPUs for images."""
         return image_host_bytes(self.images, ranks=ranks, on_cpu=False) if self.images and ranks else 0
 
+    def audio_host_bytes(self, ranks: int) -> int:
+        """The same for sounds; what decodes images decodes them, too."""
+        if not self.audio or not ranks:
+            return 0
+        return audio_host_bytes(self.audio, ranks=ranks, on_cpu=False, decoders=self.images is None)
+
+    def media_host_bytes(self, ranks: int) -> int:
+        return self.image_host_bytes(ranks) + self.audio_host_bytes(ranks)
+
     def decoders(self, ranks: int) -> int:
-        """Processors of such a worker that decode images."""
-        return decode_processes(on_cpu=False) if self.images and ranks else 0
+        """Processors of such a worker that decode images and sounds."""
+        return decode_processes(on_cpu=False) if (self.images or self.audio) and ranks else 0
 
     def least_model_len(self, longest: int) -> int:
         """Shortest context worth a plan: minModelLen, else maxModelLen, else 2,048 tokens or the model's own limit."""
@@ -150,14 +163,16 @@ def wishes(
     assistants: Mapping[str, AssistantFacts] = NO_FACTS,
     image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
     images: ImageArchitecture | None = None,
+    audio: AudioArchitecture | None = None,
 ) -> Wishes:
     """Read the parts of a spec that sizing depends on; `learned` terms take the place of predicted ones, and
     its factors correct expected speeds. `assistants`: facts of the spec's own drafters, by address, which no
     release ships.
-    `image_architectures`: CPUs that the worker's image is built for. `images`: how the model sees, where it does.
+    `image_architectures`: CPUs that the worker's image is built for. `images` and `audio`: how the model sees and
+    hears, where it does.
 
-    Raises InvalidInput for images that the model does not take or a step is too short for, and for an amount of memory
-    that no machine has, or that the pod's own limit cannot hold.
+    Raises InvalidInput for images and sounds that the model does not take or a step is too short for, and for an
+    amount of memory that no machine has, or that the pod's own limit cannot hold.
     """
     context, cache, engine, workload = spec.context, spec.kv_cache, spec.engine, spec.workload
     accelerators = spec.accelerators
@@ -190,6 +205,7 @@ def wishes(
         host_memory_bytes=_host_memory_bytes(spec),
         adapters=adapter_limits(spec),
         images=image_input(spec, images),
+        audio=audio_input(spec, audio),
         exact=engine is not None and engine.profile == "exact",
         drafts=wanted_drafts(spec, assistants=assistants, acceptance=learned.acceptance),
     )

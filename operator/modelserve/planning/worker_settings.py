@@ -11,6 +11,7 @@ from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.evaluation import Fit, evaluate
 from modelserve.planning.speed.expected_speed import mixed_step_tokens
 from modelserve.planning.wishes import Wishes
+from modelserve.sizing.media.audio_input import AudioInput
 from modelserve.sizing.media.image_input import ImageInput
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 
@@ -24,6 +25,7 @@ def planned_args(
     *,
     weight_format: WeightFormat | None = None,
     images: ImageInput | None = None,
+    audio: AudioInput | None = None,
 ) -> EngineArgs:
     """`args` with the sizes of a step that they leave out. As they are where a plan with the context that they ask for
     does not fit: the start says what is missing, from what it measures."""
@@ -39,6 +41,7 @@ def planned_args(
         utilization=Decimal(str(args.gpu_memory_utilization)),
         weight_format=weight_format,
         images=images,
+        audio=audio,
         image_architectures=(accelerator.architecture,),  # it runs
         **given,
     )

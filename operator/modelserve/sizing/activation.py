@@ -16,6 +16,7 @@ from modelserve.sizing.adapters import scratch_bytes
 from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.backends.workspace import product_bytes
 from modelserve.sizing.kernel_buffers import FLOAT32, INT32, kernel_buffers
+from modelserve.sizing.media.audio_embedder import audio_rows_bytes, kept_sounds_bytes
 from modelserve.sizing.media.embedder import image_rows_bytes, kept_rows_bytes
 from modelserve.sizing.pages import GLOBAL_PAGE_TOKENS, KVCacheDtype
 from modelserve.sizing.rank_settings import RankSettings
@@ -85,6 +86,11 @@ def activation_terms(
         beside["image_rows"] = image_rows_bytes(images, architecture, max_num_batched_tokens=tokens)
         if kept := kept_rows_bytes(images, architecture, max_num_seqs=sequences):
             beside["image_cache"] = kept
+    if (audio := settings.audio) is not None:
+        made = audio_rows_bytes(audio, architecture, max_num_batched_tokens=tokens)
+        beside["audio_rows"] = max(0, made - beside.get("image_rows", 0))  # one after the other
+        if kept := kept_sounds_bytes(audio, architecture, max_num_seqs=sequences):
+            beside["audio_cache"] = kept
     if not on_cpu and takes_model(architecture):
         always = {
             "residual": tokens * architecture.hidden_size * _residual_copies(architecture, tp) * e,

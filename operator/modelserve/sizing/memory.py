@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Literal
 
 from modelserve.errors import InvalidInput
@@ -29,6 +30,8 @@ from modelserve.sizing.backends.resolve import takes_model
 from modelserve.sizing.communicator import communicator_bytes, communicator_source
 from modelserve.sizing.cuda_context import context_bytes, context_source
 from modelserve.sizing.cuda_graphs import graphs_bytes
+from modelserve.sizing.media.audio_embedder import audio_embedder_bytes
+from modelserve.sizing.media.audio_input import audio_host_bytes
 from modelserve.sizing.media.embedder import embedder_bytes
 from modelserve.sizing.media.image_input import image_host_bytes
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES
@@ -58,6 +61,7 @@ __all__ = [
 CPU_PROCESS_BYTES = 614 * MIB  # resident set of the interpreter with torch and the HTTP stack: 0.6 GiB
 CPU_HEADROOM = Decimal("0.05")  # of the container's limit: heap growth, and page cache while weights load
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
 MemoryGroup = Literal["weights", "activation", "overhead"]
 MEMORY_GROUPS: tuple[MemoryGroup, ...] = ("weights", "activation", "overhead")
 _SOURCES = {
@@ -94,6 +98,10 @@ _SOURCES = {
     "image_rows": "(T + N) H e, N rows of images while they are made",
     "image_cache": "8 images of H e a row",
     "images": "a decoder, pixels of open requests",
+    "audio_embedder": "tensor shapes x dtype",
+    "audio_rows": "(T + N) H e, N rows of sounds while they are made, beyond those of images",
+    "audio_cache": "8 sounds of H e a row",
+    "audio": "a decoder where images have none, spectra of open requests",
     "headroom": "5 % of the container's limit",
 }
 _PLAIN_SOURCES = {  # of attention in plain PyTorch
@@ -176,7 +184,7 @@ def memory_plan(
         captured_bytes=captured,
         peer_buffer_bytes=peers,
         accelerator=accelerator,
-        image_bytes=cpu_image_bytes(settings),
+        media=cpu_media_bytes(settings),
     )
     sources = {**_SOURCES, "context": context_source(accelerator), "nccl": communicator_source(accelerator)}
     if not captured:
@@ -207,6 +215,8 @@ def _tensor_terms(
         weights["adapters"] = adapters.slots * slot_bytes(architecture, adapters, tensor_parallel_size=tp)
     if (images := settings.images) is not None:
         weights["image_embedder"] = embedder_bytes(images.architecture, architecture, segments=not on_cpu)
+    if (audio := settings.audio) is not None:
+        weights["audio_embedder"] = audio_embedder_bytes(audio.architecture, architecture, segments=not on_cpu)
     always, predicted_phases = activation_terms(architecture, settings)
     phases = {**predicted_phases, **{name: given[name] for name in PHASES if name in given}}
     activation = {**always} | {name: phases[name] for name in largest_phase(phases)}
@@ -217,13 +227,18 @@ def _tensor_terms(
     return terms, graphs_bytes(architecture, settings), peers
 
 
-def cpu_image_bytes(settings: RankSettings) -> int:
-    """What reading images takes of a CPU worker's container; on GPUs it is host memory, which the pod asks for."""
-    if settings.images is None or not settings.on_cpu:
-        return 0
-    ranks = settings.tensor_parallel_size
-    whole = image_host_bytes(settings.images, ranks=ranks, on_cpu=True)
-    return -(-whole // ranks)
+def cpu_media_bytes(settings: RankSettings) -> dict[str, int]:
+    """What reading `images` and `audio` takes of a CPU worker's container, as far as they are taken; on GPUs it is host
+    memory, which the pod asks for."""
+    if not settings.on_cpu:
+        return {}
+    ranks, whole = settings.tensor_parallel_size, {}
+    if settings.images is not None:
+        whole["images"] = image_host_bytes(settings.images, ranks=ranks, on_cpu=True)
+    if settings.audio is not None:
+        decoders = settings.images is None
+        whole["audio"] = audio_host_bytes(settings.audio, ranks=ranks, on_cpu=True, decoders=decoders)
+    return {name: -(-size // ranks) for name, size in whole.items()}
 
 
 def check_overrides(learned: Mapping[str, int]) -> None:
@@ -253,16 +268,15 @@ def overhead_terms(
     on_cpu: bool,
     captured_bytes: int = 0,
     peer_buffer_bytes: int = 0,
-    image_bytes: int = 0,
+    media: Mapping[str, int] = NOTHING,
     accelerator: Accelerator = H200,
 ) -> dict[str, int]:
     """Bytes of one process beside weights, a step and the pool, by name.
 
-    `captured_bytes`: of `graphs_bytes`; `peer_buffer_bytes`: of `peer_bytes`; `image_bytes`: of `cpu_image_bytes`.
+    `captured_bytes`: of `graphs_bytes`; `peer_buffer_bytes`: of `peer_bytes`; `media`: of `cpu_media_bytes`.
     """
     if on_cpu:
-        beside = {"images": image_bytes} if image_bytes else {}
-        return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM), **beside}
+        return {"process": CPU_PROCESS_BYTES, "headroom": int(total_bytes * CPU_HEADROOM), **media}
     terms = {"context": context_bytes(accelerator), "graphs": captured_bytes}
     if tensor_parallel_size > 1:
         nccl = communicator_bytes(accelerator, tensor_parallel_size)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from modelserve.model.weight_format import WeightFormat
 from modelserve.sizing.adapters import AdapterLimits
+from modelserve.sizing.media.audio_input import AudioInput
 from modelserve.sizing.media.image_input import ImageInput
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.speculation import NO_DRAFTS, Speculation
@@ -19,8 +20,8 @@ class RankSettings:
     """`kv_dtype` and `kv_layout` are the cache's: GPUs expand what some formats store. `weight_format` left out is the
     architecture's dtype. With `speculation` a sequence has up to 1 + k rows in a step, of which each may get a token.
     In `profile` exact the hidden states of a whole step have a buffer. `capability` of the GPU, 10 * major + minor,
-    says which kernels multiply; None: the GPU is not known, or there is none. `adapters` and `images`: None, no room
-    for any."""
+    says which kernels multiply; None: the GPU is not known, or there is none. `adapters`, `images`
+    and `audio`: None, no room for any."""
 
     tensor_parallel_size: int
     max_num_batched_tokens: int
@@ -34,6 +35,7 @@ class RankSettings:
     capability: int | None = None
     adapters: AdapterLimits | None = None
     images: ImageInput | None = None
+    audio: AudioInput | None = None
 
     @property
     def decode_rows(self) -> int:

@@ -32,14 +32,14 @@ def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_b
     The user's figures win, but GPUs are the plan's, and so is the memory limit on the CPU, which the plan divides.
     """
     pinned = (plan.host_cache_bytes or 0) + (plan.adapters.host_bytes if plan.adapters else 0)
-    if plan.images is not None and not plan.container_memory_bytes:
-        pinned += plan.images.host_bytes
+    if not plan.container_memory_bytes:
+        pinned += sum(taken.host_bytes for taken in (plan.images, plan.audio) if taken is not None)
     made = memory_and_cpu(
         {side: _without_gpus(users.get(side) or {}) for side in ("requests", "limits")},
         ranks=plan.tensor_parallel or 1,
         container_memory_bytes=plan.container_memory_bytes,
         pinned_bytes=pinned,
-        decoders=plan.images.decoders if plan.images else 0,
+        decoders=sum(taken.decoders or 0 for taken in (plan.images, plan.audio) if taken is not None),
     )
     requests, limits = made["requests"], made["limits"]
     adapters = DOWNLOADS_BYTES if plan.adapters is not None else 0

@@ -123,7 +123,7 @@ def _plan(
 ) -> PlanStatus:
     planned = partial(
         plan, spec, facts.architecture, learned=learned, weight_format=facts.format, assistants=assistants,
-        image_architectures=image_architectures, images=facts.images,
+        image_architectures=image_architectures, images=facts.images, audio=facts.audio,
     )  # fmt: skip
     result = planned(there)
     named = [] if result.fits else named_offers(spec, supply.catalogue.accelerators, there)

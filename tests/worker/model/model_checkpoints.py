@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelserve.inspection import read_architecture, read_weight_format
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve_worker.kernels.operations import PLAIN, Operations
 from modelserve_worker.layers.parallel import TensorParallel
@@ -134,11 +135,17 @@ TOWERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+CONFORMER: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "subsampling_conv_channels": [128, 4],
+    "conv_kernel_size": 5, "output_proj_dims": 24, "use_clipped_linears": True,
+}  # fmt: skip
+
+
 def make_towered(
-    variant: str, directory: Path, *, seed: int, image_token: int = IMAGE_TOKEN, **changes: Any
+    variant: str, directory: Path, *, seed: int, image_token: int = IMAGE_TOKEN, hears: bool = False, **changes: Any
 ) -> dict[str, Any]:
     """The same of a model that sees by a tower: clipped beside per-layer embeddings, as small models' are, else
-    standardised; the text with `changes`."""
+    standardised; with `hears` a conformer, too; the text with `changes`."""
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
     small = bool(VARIANTS[variant].get("hidden_size_per_layer_input"))
@@ -147,7 +154,8 @@ def make_towered(
     vision = TOWERS["clipped" if small else "standardised"]
     config = Gemma4Config(
         text_config=text, vision_config=vision | {"num_hidden_layers": 2, "position_embedding_size": 512},
-        audio_config=None, image_token_id=image_token, video_token_id=image_token + 3, audio_token_id=image_token + 4,
+        audio_config=CONFORMER if hears else None,
+        image_token_id=image_token, video_token_id=image_token + 3, audio_token_id=image_token + 4,
     )  # fmt: skip
     model = Gemma4ForConditionalGeneration(config)
     generator = torch.Generator().manual_seed(seed)
@@ -158,9 +166,12 @@ def make_towered(
     return config.to_dict()
 
 
+_SMALLER = ("down_proj", "ffw_layer_2", "linear_end")  # behind a gate or a SiLU numbers are smaller
+
+
 def _bound(name: str, noise: Tensor) -> Tensor:
     """Of a linear's inputs or outputs: a tenth of the numbers or so are beyond; behind a gated MLP they are smaller."""
-    size = (1.3 + 0.3 * noise).abs() * (0.2 if ".down_proj." in name else 1)
+    size = (1.3 + 0.3 * noise).abs() * (0.2 if name.split(".")[-2] in _SMALLER else 1)
     return -size if name.endswith("_min") else size
 
 
@@ -207,9 +218,10 @@ def load_checkpoint(
     device: torch.device | None = None,
     operations: Operations = PLAIN,
     images: ImageArchitecture | None = None,
+    audio: AudioArchitecture | None = None,
 ) -> Gemma4:
     """The product's model with the weights of `directory`, on the CPU where no device is named."""
     placement = Placement(
         device or torch.device("cpu"), dtype, parallel or TensorParallel(), read_weight_format(directory), operations
     )
-    return load_model(read_architecture(directory), directory, placement, images=images)
+    return load_model(read_architecture(directory), directory, placement, images=images, audio=audio)

@@ -221,4 +221,4 @@ def test_an_engine_refuses_patches_that_it_cannot_embed(patch_values: int, colum
     span = image_span(5, patches, seed=1)
     request = Request("r", [7] * 40, SamplingParams(seed=0, max_tokens=1), spans=(span,))
     with pytest.raises(InvalidInput, match=words):
-        check_spans(request, 512, hidden_size=64, patch_values=patch_values)
+        check_spans(request, 512, hidden_size=64, patch_values=patch_values, frame_values=0)

@@ -34,6 +34,7 @@ from modelserve_worker.kernels.operations import PLAIN_EXACT
 from modelserve_worker.models import image_tower
 from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.image_tower import ImageTower
+from modelserve_worker.models.tower_linear import TowerLinear
 from modelserve_worker.step import embedded_rows
 from modelserve_worker.step.image_rows import KeptRows, packed, rows_of
 from modelserve_worker.weights.files import InvalidCheckpoint
@@ -186,9 +187,9 @@ def test_bounds_and_standards_are_noticed(
 def test_one_product_where_bounds_are_alike(checkpoints: Callable[[str], Path]) -> None:
     """As of queries, keys and values, which have the same input: the same numbers as each by itself."""
     linear = tower_of(checkpoints("E2B")).layers[0].qkv  # type: ignore[union-attr]
-    assert isinstance(linear, image_tower.TowerLinear)
+    assert isinstance(linear, TowerLinear)
     assert linear.bounds is not None
-    alike = image_tower.TowerLinear.__new__(image_tower.TowerLinear)
+    alike = TowerLinear.__new__(TowerLinear)
     torch.nn.Module.__init__(alike)
     alike.outputs, alike.weight = linear.outputs, linear.weight
     alike.bounds = torch.nn.Parameter(linear.bounds.clone(), requires_grad=False)
@@ -388,8 +389,8 @@ def test_what_a_plan_counts_is_what_is_allocated(
         images, architecture, segments=False
     )
     limits = {"max_num_seqs": 3, "max_num_batched_tokens": 64}
-    slots = embedded_rows.SlotEmbeddings(model, device=torch.device("cpu"), max_soft_tokens=70, **limits)
-    assert slots._kept.nbytes == kept_rows_bytes(ImageInput(1, 70, images), architecture, max_num_seqs=3) > 0
+    slots = embedded_rows.SlotEmbeddings(model, device=torch.device("cpu"), most=embedded_rows.MostRows(70), **limits)
+    assert slots.kept_bytes == kept_rows_bytes(ImageInput(1, 70, images), architecture, max_num_seqs=3) > 0
     assert images.tower is not None
     tower = images.tower.model_copy(
         update={"hidden_size": 288, "intermediate_size": 1076, "heads": 4, "head_dim": 72, "clipped": clipped}

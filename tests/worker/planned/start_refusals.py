@@ -52,6 +52,7 @@ _FORMATS = Rule("modelserve.planning.evaluation:_unservable", "ComputeCapability
 _MEMORY = Rule("modelserve.planning.evaluation:evaluate", "Memory")
 _CPUS = Rule("modelserve.planning.evaluation:architecture_problem", "Architecture")
 _IMAGES = Rule("modelserve.planning.media.images:image_input")
+_AUDIO = Rule("modelserve.planning.media.audio:audio_input")
 _IMAGE_SPEC = Rule("modelserve.api.media.modalities:ImageSpec")
 _ADAPTERS = Rule("modelserve.api.model_adapter:AdaptersSpec")
 _ENGINE_RULES = Rule("modelserve.api.spec:EngineSpec")
@@ -119,12 +120,16 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_CORE + "model.images:ImageArchitecture._consistent", "ValueError"): (1, _IMAGES),
     (_CORE + "model.images:_unified", "UnsupportedModel"): (1, _IMAGES),
     (_CORE + "model.image_tower:TowerArchitecture.from_vision_config", "UnsupportedModel"): (1, _IMAGES),
-    (_WORKER + "weights.checkpoint_config:read_images", "InvalidCheckpoint"): (1, _IMAGES),
-    (_WORKER + "weights.checkpoint_config:read_images", "again"): (2, _IMAGES),
+    (_CORE + "inspection:read_audio", "InvalidInput"): (1, _AUDIO),
+    (_CORE + "inspection:read_audio", "UnsupportedModel"): (1, _AUDIO),
+    (_CORE + "model.audio:AudioArchitecture.from_config", "InvalidInput"): (2, _AUDIO),
+    (_CORE + "model.audio:AudioArchitecture.from_config", "UnsupportedModel"): (2, _AUDIO),
+    (_CORE + "model.audio_tower:AudioTowerArchitecture._consistent", "ValueError"): (3, _AUDIO),
+    (_CORE + "model.audio_tower:AudioTowerArchitecture.from_audio_config", "UnsupportedModel"): (1, _AUDIO),
     (
-        _WORKER + "__main__:_images",
-        "TerminalError.of_input if of_settings else TerminalError.of_checkpoint",
-    ): (1, _IMAGES),
+        _WORKER + "__main__:_told",
+        "TerminalError.of_input if of_input else TerminalError.of_checkpoint",
+    ): (1, _ECHO),
     # Files of adapters: a worker reads them once it serves.
     (_CORE + "model.adapters.binding:_bind", "UnsupportedModel"): (5, _ADAPTER),
     (_CORE + "model.adapters.binding:_bind_stacked", "UnsupportedModel"): (1, _ADAPTER),
@@ -222,7 +227,7 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "weights.contents:_check_values", "InvalidCheckpoint"): (2, _FILES),
     (_WORKER + "weights.contents:_check_words", "InvalidCheckpoint"): (1, _FILES),
     (_WORKER + "weights.checkpoint_config:_faults_of_a_checkpoint", "InvalidCheckpoint"): (1, _ECHO),
-    (_WORKER + "weights.checkpoint_config:_faults_of_a_checkpoint", "again"): (1, _ECHO),
+    (_WORKER + "weights.checkpoint_config:_faults_of_a_checkpoint", "again"): (2, _ECHO),
     (_WORKER + "weights.checkpoint_config:read_architecture", "InvalidCheckpoint"): (1, _FILES),
     (_WORKER + "startup.container_limits:meminfo_bytes", "InvalidInput"): (1, _MACHINE),
     (_WORKER + "startup.device:_check_formats", "AcceleratorMismatch"): (1, _FORMATS),
@@ -293,8 +298,12 @@ START_REFUSALS: dict[tuple[str, str], tuple[int, Why]] = {
     (_WORKER + "scheduling.adapter_slots:AdapterSlotTable.check", "InvalidInput"): (1, _REQUEST),
     (_WORKER + "scheduling.pages.arena:PageArena.allocate", "OutOfPagesError"): (1, _REQUEST),
     (_WORKER + "scheduling.prompt_spans:check_spans", "InvalidInput"): (3, _REQUEST),
-    (_WORKER + "media.decode_pool:DecodePool._pixels", "MediaUndecodable"): (1, _REQUEST),
-    (_WORKER + "media.decode_pool:DecodePool._pixels", "self._too_much_memory"): (1, _REQUEST),
+    (
+        _WORKER + "media.decode_pool:DecodePool._made",
+        "AudioTooLong if status == TOO_LONG else AudioTooShort",
+    ): (1, _REQUEST),
+    (_WORKER + "media.decode_pool:DecodePool._made", "MediaUndecodable"): (1, _REQUEST),
+    (_WORKER + "media.decode_pool:DecodePool._made", "self._too_much_memory"): (1, _REQUEST),
     (_WORKER + "media.decode_pool:DecodePool._started", "EOFError"): (1, _REQUEST),
     (_WORKER + "media.decode_pool:DecodePool.decode", "again"): (1, _REQUEST),
     (_WORKER + "media.decode_pool:DecodePool.decode", "self._verdict"): (1, _REQUEST),

@@ -1,4 +1,4 @@
-"""Processes that decode images, each bounded in memory and time, started when they are first needed."""
+"""Processes that decode images and sounds, each bounded in memory and time, started when they are first needed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,28 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from modelserve.sizing.media.image_input import DECODER_BYTES, DECODER_CPU_SECONDS
-from modelserve_worker.media.decode_order import FAILED, NO_MEMORY, DecodeOrder
-from modelserve_worker.media.media_error import MediaError, MediaTooLarge, MediaUndecodable
+from modelserve_worker.media.decode_order import FAILED, NO_MEMORY, TOO_LONG, TOO_SHORT, Order, cpu_limit
+from modelserve_worker.media.media_error import (
+    AudioTooLong,
+    AudioTooShort,
+    MediaError,
+    MediaTooLarge,
+    MediaUndecodable,
+)
 
-_COMMAND = (sys.executable, "-m", "modelserve_worker.media.image_decoder")
+_COMMAND = (sys.executable, "-m", "modelserve_worker.media.decoder")
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # address space for each core is not theirs
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")  # no key or token of the worker's
+
+_SAID = 400
 
 log = logging.getLogger(__name__)
 
 
 class DecodePool:
-    """At most `processes` of them. For any thread: each image's waits for a free one, then for its pixels.
+    """At most `processes` of them. For any thread: each order waits for a free one, then for its answer.
 
-    `wall_s`: most seconds of one image by the clock, where the machine is busy; `cpu_seconds`: of the processor. Of the
+    `wall_s`: most seconds of one order by the clock, where the machine is busy; `cpu_seconds`: of the processor. Of the
     `environment` they know what starts a program.
     """
 
@@ -42,7 +51,7 @@ class DecodePool:
     ) -> None:
         self.processes = processes
         self._limits = (memory_bytes, cpu_seconds)
-        self._environment = {name: environment[name] for name in _ENVIRONMENT if name in environment}
+        self._environment = _ONE_THREAD | {name: environment[name] for name in _ENVIRONMENT if name in environment}
         self.wall_s = wall_s
         self._free: queue.LifoQueue[_Decoder | None] = queue.LifoQueue()  # the one that was used last is warm
         for _ in range(processes):
@@ -51,24 +60,25 @@ class DecodePool:
         self._running: set[_Decoder] = set()
         self._closed = False
 
-    def decode(self, data: bytes, order: DecodeOrder) -> bytes:
-        """RGB of `order`'s resized size, uint8 [height, width, 3], row by row. Raises MediaUndecodable and
-        MediaTooLarge for what is the image's doing."""
+    def decode(self, data: bytes, order: Order) -> bytes:
+        """What `order` asks for, of an image RGB of its resized size, uint8 [height, width, 3], row by row, of a sound
+        what `sound_decoder.decoded` makes. Raises MediaUndecodable, MediaTooLarge, AudioTooLong and AudioTooShort for
+        what is the file's doing."""
         decoder = self._free.get()
         try:
             if decoder is None:
                 decoder = self._started()
-            return self._pixels(decoder.decode(data, order, self.wall_s), order)
+            return self._made(decoder.decode(data, order, self.wall_s), order)
         except MediaError:
             raise
         except (OSError, EOFError) as error:
             ended, decoder = decoder, None
-            raise self._verdict(ended) from error
+            raise self._verdict(ended, order) from error
         finally:
             self._free.put(decoder)
 
     def close(self) -> None:
-        """End all of them; images that are being decoded fail."""
+        """End all of them; what is being decoded fails."""
         with self._lock:
             self._closed = True
             running = tuple(self._running)
@@ -94,32 +104,36 @@ class DecodePool:
             self._running.discard(decoder)
         return decoder.end()
 
-    def _pixels(self, answer: bytes, order: DecodeOrder) -> bytes:
+    def _made(self, answer: bytes, order: Order) -> bytes:
         status, rest = answer[:1], answer[1:]
         if status == NO_MEMORY:
             raise self._too_much_memory()
+        said = rest[:_SAID].decode(errors="replace")
         if status == FAILED:
-            raise MediaUndecodable(f"the {order.format} file cannot be decoded: {rest.decode(errors='replace')}")
-        assert len(rest) == 3 * order.resized_height * order.resized_width, "another size than was asked for"
+            raise MediaUndecodable(f"the {order.format} file cannot be decoded: {said}")
+        if status in (TOO_LONG, TOO_SHORT):
+            raise (AudioTooLong if status == TOO_LONG else AudioTooShort)(said)
         return rest
 
-    def _verdict(self, ended: _Decoder | None) -> Exception:
-        """Of an image whose decoder did not answer; another decoder takes its place."""
+    def _verdict(self, ended: _Decoder | None, order: Order) -> Exception:
+        """Of what its decoder did not answer to; another decoder takes its place."""
         if ended is None:
-            return MediaUndecodable("no image can be decoded at the moment; send the request again")
+            return MediaUndecodable("nothing can be decoded at the moment; send the request again")
         code = self._end(ended)
-        log.warning("a process that decodes images ended with %d; the next image starts another", code)
+        log.warning("a process that decodes media ended with %d; the next image or sound starts another", code)
         if code == -signal.SIGXCPU:
             return MediaUndecodable(
-                f"decoding takes more than {self._limits[1]} s of a processor; send the image smaller, or saved anew"
+                f"decoding takes more than {cpu_limit(order, self._limits[1])} s of a processor; send it smaller, or "
+                "saved anew"
             )
         if code == -signal.SIGKILL:
-            return MediaUndecodable(f"decoding did not end within {self.wall_s:g} s; send the image smaller")
-        return self._too_much_memory() if code == -signal.SIGABRT else MediaUndecodable("the image cannot be decoded")
+            return MediaUndecodable(f"decoding did not end within {self.wall_s:g} s; send it smaller")
+        return self._too_much_memory() if code == -signal.SIGABRT else MediaUndecodable("it cannot be decoded")
 
     def _too_much_memory(self) -> MediaTooLarge:
         return MediaTooLarge(
-            f"decoding takes more than the {self._limits[0]} bytes of memory that one image may; send it smaller"
+            f"decoding takes more than the {self._limits[0]} bytes of memory that one image or sound may; "
+            "send it smaller"
         )
 
 
@@ -137,9 +151,9 @@ class _Decoder:
             theirs.close()
         self._connection: Connection = ours
 
-    def decode(self, data: bytes, order: DecodeOrder, wall_s: float) -> bytes:
+    def decode(self, data: bytes, order: Order, wall_s: float) -> bytes:
         """Raises OSError or EOFError where the process ends, or does not answer in time."""
-        self._connection.send(tuple(order))
+        self._connection.send((type(order).__name__, tuple(order)))
         self._connection.send_bytes(data)
         if not self._connection.poll(wall_s):
             raise TimeoutError

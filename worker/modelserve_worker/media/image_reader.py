@@ -97,6 +97,7 @@ class ImageReader:
             return known
         order = image.order
         rgb = self._pool.decode(image.data, order)
+        assert len(rgb) == 3 * order.resized_height * order.resized_width, "another size than was asked for"
         made = patches_of(rgb, height=order.resized_height, width=order.resized_width, side=self._side)
         self._keep(name, made)
         return made

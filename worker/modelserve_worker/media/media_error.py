@@ -1,4 +1,4 @@
-"""Why an image of a request is refused. Each is its client's doing, and costs that client's request alone."""
+"""Why an image or a sound of a request is refused. Each is its client's doing and costs that one's request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MediaTooLarge(MediaError):  # noqa: N818
 
 
 class MediaUndecodable(MediaError):  # noqa: N818
-    """No image of a served format, or a broken one, or one that took more memory or time than decoding may."""
+    """No image or sound of a served format, or a broken one, or one that took more memory or time than decoding may."""
 
     code = "media_undecodable"
 
@@ -38,6 +38,18 @@ class MediaUrlRefused(MediaError):  # noqa: N818
 
 
 class MediaFetchFailed(MediaError):  # noqa: N818
-    """An address that may be fetched, and gave no image in time."""
+    """An address that may be fetched, and gave nothing of use in time."""
 
     code = "media_fetch_failed"
+
+
+class AudioTooLong(MediaError):  # noqa: N818
+    """A sound of more seconds than the model hears at a time."""
+
+    code = "audio_too_long"
+
+
+class AudioTooShort(MediaError):  # noqa: N818
+    """A sound of fewer samples than a row of the prompt is made of."""
+
+    code = "audio_too_short"

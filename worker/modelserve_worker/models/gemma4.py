@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve.model.weight_format import StoredType, TextLinear
 from modelserve.sizing.backends.table import HEAD
@@ -37,6 +38,7 @@ from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.rotary import RotaryEmbedding
 from modelserve_worker.layers.stored.matrix import StoredMatrix
 from modelserve_worker.layers.taps import LayerTaps
+from modelserve_worker.models.audio_tower import AudioEmbedder, AudioTower
 from modelserve_worker.models.image_embedder import ImageEmbedder
 from modelserve_worker.models.image_tower import ImageTower
 
@@ -171,6 +173,12 @@ def image_embedder(images: ImageArchitecture, hidden_size: int, placement: Place
     return made(images, hidden_size, placement)
 
 
+def audio_embedder(audio: AudioArchitecture, hidden_size: int, placement: Placement) -> AudioTower | AudioEmbedder:
+    """What makes rows of sounds of a model that hears so."""
+    made = AudioEmbedder if audio.tower is None else AudioTower
+    return made(audio, hidden_size, placement)
+
+
 def _normed(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
     """Of an operation that was given the next norm's weight."""
     summed, normed = result
@@ -186,9 +194,15 @@ class Gemma4ForCausalLM(nn.Module):
     """
 
     def __init__(
-        self, architecture: ModelArchitecture, placement: Placement, *, images: ImageArchitecture | None = None
+        self,
+        architecture: ModelArchitecture,
+        placement: Placement,
+        *,
+        images: ImageArchitecture | None = None,
+        audio: AudioArchitecture | None = None,
     ) -> None:
-        """`images`: what its patches of images become rows by; None: it has no embedder, and takes none."""
+        """`images` and `audio`: what patches of images and frames of sounds become rows by; None: it has no embedder,
+        and takes none."""
         super().__init__()
         parallel, operations, weight_format = placement.parallel, placement.operations, placement.weight_format
         if problem := tensor_parallel_problem(architecture, parallel.size, weight_format=weight_format):
@@ -213,6 +227,7 @@ class Gemma4ForCausalLM(nn.Module):
         self.norm = RMSNorm(hidden, placement, eps=architecture.rms_norm_eps)
         self.output_head = None if architecture.tie_word_embeddings else OutputHead(vocab, hidden, placement)
         self.image_embedder = None if images is None else image_embedder(images, hidden, placement)
+        self.audio_embedder = None if audio is None else audio_embedder(audio, hidden, placement)
         self.taps: LayerTaps | None = None
         self._narrows_at = architecture.last_owning_layer
 

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from modelserve.model.architecture import ModelArchitecture
-from modelserve.model.image_files import IMAGE_PREFIXES
+from modelserve.model.media_files import AUDIO_PREFIXES, IMAGE_PREFIXES
 from modelserve_worker.layers.attention import Attention
 from modelserve_worker.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from modelserve_worker.layers.moe import Experts
 from modelserve_worker.layers.parallel import Shard
+from modelserve_worker.models.audio_checkpoint import audio_sources
 from modelserve_worker.models.gemma4 import DecoderLayer, Gemma4ForCausalLM
 from modelserve_worker.models.image_checkpoint import image_sources
 from modelserve_worker.models.weight_source import (
@@ -61,9 +62,10 @@ def text_name(name: str) -> str | None:
     return name
 
 
-def name_with_images(name: str) -> str | None:
-    """`text_name`, and the whole name of a tensor of what embeds images."""
-    return name if name.startswith(IMAGE_PREFIXES) else text_name(name)
+def media_name(name: str, *, images: bool, audio: bool) -> str | None:
+    """`text_name`, and the whole name of a tensor of what embeds images or sounds, as far as the model takes them."""
+    taken = (IMAGE_PREFIXES if images else ()) + (AUDIO_PREFIXES if audio else ())
+    return name if name.startswith(taken) else text_name(name)
 
 
 def unused_names(model: Gemma4ForCausalLM) -> frozenset[str]:
@@ -106,6 +108,8 @@ def weight_sources(model: Gemma4ForCausalLM, *, experts_apart: bool = False) -> 
     yield from whole_tensor("norm.weight", model.norm.weight)
     if model.image_embedder is not None:
         yield from image_sources(model.image_embedder)
+    if model.audio_embedder is not None:
+        yield from audio_sources(model.audio_embedder)
     if model.output_head is not None:
         yield from sharded(HEAD, model.output_head.weight, model.output_head.shard, dim=0)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from modelserve_worker.models.image_embedder import ImageEmbedder
-from modelserve_worker.models.image_tower import BOUNDS, ImageTower, TowerLayer, TowerLinear
+from modelserve_worker.models.image_tower import ImageTower, TowerLayer
+from modelserve_worker.models.tower_linear import linear_sources
 from modelserve_worker.models.weight_source import WeightSource, whole_tensor
 
 _TOWER = "model.vision_tower."
@@ -44,10 +43,10 @@ def _tower(tower: ImageTower) -> Iterator[WeightSource]:
 
 
 def _layer(prefix: str, layer: TowerLayer) -> Iterator[WeightSource]:
-    yield from _linear([f"{prefix}self_attn.{name}_proj" for name in "qkv"], layer.qkv)
-    yield from _linear([f"{prefix}self_attn.o_proj"], layer.o)
-    yield from _linear([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"], layer.gate_up)
-    yield from _linear([f"{prefix}mlp.down_proj"], layer.down)
+    yield from linear_sources([f"{prefix}self_attn.{name}_proj" for name in "qkv"], layer.qkv)
+    yield from linear_sources([f"{prefix}self_attn.o_proj"], layer.o)
+    yield from linear_sources([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"], layer.gate_up)
+    yield from linear_sources([f"{prefix}mlp.down_proj"], layer.down)
     for number, name in enumerate("qk"):
         yield from whole_tensor(f"{prefix}self_attn.{name}_norm.weight", layer.qk_norm[number])
     norms = {
@@ -58,12 +57,3 @@ def _layer(prefix: str, layer: TowerLayer) -> Iterator[WeightSource]:
     }
     for name, weight in norms.items():
         yield from whole_tensor(f"{prefix}{name}.weight", weight)
-
-
-def _linear(names: list[str], linear: TowerLinear) -> Iterator[WeightSource]:
-    """The matrices of one input, and of each its bounds, which files hold as numbers without a shape."""
-    for number, (name, part) in enumerate(zip(names, torch.split(linear.weight, list(linear.outputs)), strict=True)):
-        yield from whole_tensor(f"{name}.linear.weight", part)
-        if linear.bounds is not None:
-            for at, bound in enumerate(BOUNDS):
-                yield from whole_tensor(f"{name}.{bound}", linear.bounds[number, at : at + 1])

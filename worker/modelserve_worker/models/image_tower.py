@@ -15,7 +15,6 @@ Plain PyTorch on every device; every rank holds the tower whole, and has the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -27,41 +26,7 @@ from modelserve.model.image_tower import TowerArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve_worker.embedded_spans import ImagePatches
 from modelserve_worker.layers.placement import Placement
-
-BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-
-
-class TowerLinear(nn.Module):
-    """Matrices [O_i, I] that take the same input, one below the other, each with its own bounds where there are any."""
-
-    def __init__(self, inputs: int, outputs: tuple[int, ...], placement: Placement, *, clipped: bool) -> None:
-        super().__init__()
-        self.outputs = outputs
-        self.weight = placement.parameter(sum(outputs), inputs)
-        self.bounds = placement.parameter(len(outputs), len(BOUNDS)) if clipped else None
-
-    @cached_property
-    def _limits(self) -> list[list[float]]:
-        """On the host, once the weights are there."""
-        assert self.bounds is not None
-        return self.bounds.tolist()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [n, I] -> [n, sum of O_i], side by side."""
-        if self.bounds is None:
-            return functional.linear(x, self.weight)
-        limits, sizes = self._limits, list(self.outputs)
-        alike = all(each[:2] == limits[0][:2] for each in limits)
-        if alike:
-            made = functional.linear(x.clamp(*limits[0][:2]), self.weight)
-        else:
-            made = x.new_empty(len(x), len(self.weight))
-        parts = zip(torch.split(made, sizes, -1), torch.split(self.weight, sizes), limits, strict=True)
-        for part, matrix, (lowest, highest, *bounds) in parts:
-            if not alike:
-                torch.mm(x.clamp(lowest, highest), matrix.t(), out=part)
-            part.clamp_(*bounds)
-        return made
+from modelserve_worker.models.tower_linear import TowerLinear
 
 
 class TowerLayer(nn.Module):

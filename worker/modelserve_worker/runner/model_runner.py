@@ -19,7 +19,6 @@ from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import LayerKind
-from modelserve.model.images import BUDGETS
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.cuda_graphs import last_row_sizes
 from modelserve.sizing.speculation import Speculation
@@ -41,7 +40,7 @@ from modelserve_worker.runner.launched_step import CheckedStep, Drafted, Launche
 from modelserve_worker.runner.prompt_scores import PromptScorer, ScoredChunk
 from modelserve_worker.runner.step_graphs import WARM_ROWS, StepGraphs
 from modelserve_worker.step.block_tables import BlockTables
-from modelserve_worker.step.embedded_rows import SlotEmbeddings
+from modelserve_worker.step.embedded_rows import MOST_ROWS, MostRows, SlotEmbeddings
 from modelserve_worker.step.input_batch import StepPacker
 from modelserve_worker.step.sampler import Sampler, SamplerOutput
 from modelserve_worker.step.staging import upload
@@ -71,7 +70,7 @@ class GPUModelRunner:
         table: KernelTable | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterStore | None = None,
-        max_soft_tokens: int = BUDGETS[-1],
+        most_media: MostRows = MOST_ROWS,
     ) -> None:
         device, architecture = cache.arena.device, model.architecture
         self.model, self.adapters, self.cache = model, adapters, cache
@@ -108,7 +107,7 @@ class GPUModelRunner:
         )
         self._scorer = PromptScorer(softcap=architecture.final_logit_softcapping, device=device)
         self._most = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self._embeddings = SlotEmbeddings(model, device=device, max_soft_tokens=max_soft_tokens, **self._most)
+        self._embeddings = SlotEmbeddings(model, device=device, most=most_media, **self._most)
         self._masks = TokenMaskBuffer(max_num_seqs=few_rows, vocab_size=architecture.vocab_size, device=device)
         self._backend = model.operations.step
         self.slot_positions = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from modelserve.engine_args import DEFAULT_MAX_NUM_MIXED_TOKENS
 from modelserve.errors import InvalidInput
-from modelserve.planning.speed.image_cost import NO_IMAGES, ImageCost
+from modelserve.planning.speed.encoding_cost import NO_ENCODING, EncodingCost
 from modelserve.planning.speed.prompt_rows import PREFILLS_AHEAD, PromptCost, rows_alone, rows_beside_decodes
 from modelserve.sizing.pages import CacheGeometry
 from modelserve_worker.batch import Int32Array, ScheduledBatch
@@ -28,7 +28,7 @@ class SchedulerLimits:
     more than `crowd_tokens`. Steps with prompts are captured for so many `captured_rows`, rising.
     `exact`: rows of prompts and rows behind them are computed apart, in the same way each time. `hidden_size`: of the
     model, which embeddings have; 0: any. `patch_values`: of a patch of an image; 0: none is taken; None: any.
-    `image_cost`: of making rows of it, in rows of prompts.
+    `frame_values`: the same of a frame of a sound. `encoding_cost`: of making rows of both, in rows of prompts.
     """
 
     max_num_batched_tokens: int
@@ -41,9 +41,10 @@ class SchedulerLimits:
     exact: bool = False
     hidden_size: int = 0
     patch_values: int | None = None
+    frame_values: int | None = None
     min_num_mixed_tokens: int = 0
     crowd_tokens: float = math.inf
-    image_cost: ImageCost = NO_IMAGES
+    encoding_cost: EncodingCost = NO_ENCODING
 
     @property
     def max_running(self) -> int:
@@ -116,7 +117,11 @@ class Admission:
                 field="prompt",
             )
         check_spans(
-            request, limits.max_num_batched_tokens, hidden_size=limits.hidden_size, patch_values=limits.patch_values
+            request,
+            limits.max_num_batched_tokens,
+            hidden_size=limits.hidden_size,
+            patch_values=limits.patch_values,
+            frame_values=limits.frame_values,
         )
         tokens = self._limits.most_cached_tokens(request)
         need = self._geometry.held_bytes(tokens)

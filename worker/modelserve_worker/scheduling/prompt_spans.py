@@ -10,17 +10,33 @@ from numpy.typing import NDArray
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import Int32Array
-from modelserve_worker.embedded_spans import KEY_BYTES, EmbeddedSpan, ImagePatches, SpanRows, span_pieces
+from modelserve_worker.embedded_spans import (
+    KEY_BYTES,
+    AudioFrames,
+    Embedded,
+    EmbeddedSpan,
+    ImagePatches,
+    SpanRows,
+    span_pieces,
+)
 from modelserve_worker.request import Request
 
 
-def check_spans(request: Request, max_num_batched_tokens: int, *, hidden_size: int, patch_values: int | None) -> None:
+def check_spans(
+    request: Request,
+    max_num_batched_tokens: int,
+    *,
+    hidden_size: int,
+    patch_values: int | None,
+    frame_values: int | None,
+) -> None:
     """Raise InvalidInput where a request's spans could never be computed. `hidden_size` 0: whatever embeddings have;
-    `patch_values`: what patches of images must have, 0 where the model takes none, None: whatever they have."""
+    `patch_values`: what patches of images must have, 0 where the model takes none, None: whatever they have;
+    `frame_values`: the same of frames of sounds."""
     end, last = 0, len(request.prompt_token_ids) - 1
     for number, span in enumerate(request.spans):
         what = f"span {number} of the prompt, positions {span.start} to {span.end - 1},"
-        problem = _problem(span.embeddings, hidden_size, patch_values)
+        problem = _problem(span.embeddings, hidden_size, patch_values, frame_values)
         if problem is None and len(span.key) != KEY_BYTES:
             problem = f"a key of {len(span.key)} bytes; it must have {KEY_BYTES}"
         if problem is not None:
@@ -41,8 +57,14 @@ def check_spans(request: Request, max_num_batched_tokens: int, *, hidden_size: i
         end = span.end
 
 
-def _problem(embeddings: NDArray[np.float32] | ImagePatches, hidden_size: int, patch_values: int | None) -> str | None:
+def _problem(embeddings: Embedded, hidden_size: int, patch_values: int | None, frame_values: int | None) -> str | None:
     """Of what a span brings; None where there is none."""
+    if isinstance(embeddings, AudioFrames):
+        if frame_values == 0:
+            return "frames of a sound, and the model takes none: plan audio, or leave them out"
+        if not 1 <= embeddings.rows <= max(1, len(embeddings.values)):
+            return f"{embeddings.rows} rows of {len(embeddings.values)} frames; they must be 1 at least, and no more"
+        return _shape_problem("frames", embeddings.values, frame_values or 0, np.float32)
     if not isinstance(embeddings, ImagePatches):
         return _shape_problem("embeddings", embeddings, hidden_size, np.float32)
     if patch_values == 0:

@@ -115,7 +115,7 @@ class Scheduler:
         self._geometry, self._admission = geometry, Admission(limits, geometry, pool_bytes)
         self._queue, self.held_back, self.adapters = RequestQueue(), HeldBack(), AdapterSlotTable(adapter_slots)
         self._running = RunningRequests(limits.max_num_seqs, exact=limits.exact)
-        self._spans = WholeSpans(self._running, limits.max_num_batched_tokens, limits.image_cost)
+        self._spans = WholeSpans(self._running, limits.max_num_batched_tokens, limits.encoding_cost)
         self._counters = self._running.counters
         self.constraints = partial(self._running.constraints, drafting=self.drafting)
         self._in_flight: deque[StepInFlight] = deque()

@@ -9,20 +9,21 @@ steps in a row. Who gets what else of a step is prefill.py's.
 
 from __future__ import annotations
 
-from modelserve.planning.speed.image_cost import ImageCost
+from modelserve.planning.speed.encoding_cost import EncodingCost
 from modelserve_worker.batch import Int32Array
-from modelserve_worker.scheduling.image_encoding import ImageEncoding
 from modelserve_worker.scheduling.prompt_spans import mutual_around
 from modelserve_worker.scheduling.running import RunningRequests
+from modelserve_worker.scheduling.span_encoding import SpanEncoding
 
 
 class WholeSpans:
-    """Over the requests of one scheduler, whose steps have `most` rows. Of images `image_cost`, see image_encoding."""
+    """Over the requests of one scheduler, whose steps have `most` rows. Of images and sounds
+    `cost`, see span_encoding."""
 
-    def __init__(self, running: RunningRequests, most: int, image_cost: ImageCost) -> None:
+    def __init__(self, running: RunningRequests, most: int, cost: EncodingCost) -> None:
         self._running = running
         self._most = most
-        self._encoding = ImageEncoding(running, image_cost)
+        self._encoding = SpanEncoding(running, cost)
         self._sat_out = False  # some decodes, in the step before
 
     def seat(self, decodes: Int32Array, prefills: Int32Array) -> tuple[Int32Array, int]:
@@ -40,8 +41,8 @@ class WholeSpans:
 
     def keep(self, prefills: Int32Array, shares: Int32Array, *, rows: int, budget: int, decoding: bool) -> None:
         """Change the shares [P] of prefills in place so that none ends inside a mutual span. Beside so many `rows` all
-        of them together have at most `budget`, or what the oldest one's span needs; what making images costs included,
-        of which there are few where requests are `decoding`, if only in the next step."""
+        of them together have at most `budget`, or what the oldest one's span needs; what making images and sounds
+        costs included, of which there are few where requests are `decoding`, if only in the next step."""
         counters, room = self._running.counters, self._most - rows
         if not len(prefills) or not counters.spanned[prefills].any():
             return

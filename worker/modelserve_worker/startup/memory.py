@@ -15,7 +15,7 @@ from modelserve.errors import DoesNotFit, InvalidInput
 from modelserve.inspection import read_rank_settings
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat
-from modelserve.sizing.memory import cpu_image_bytes, memory_plan, overhead_terms
+from modelserve.sizing.memory import cpu_media_bytes, memory_plan, overhead_terms
 from modelserve.sizing.pages import LAYER_ALIGNMENT_BYTES, CacheGeometry
 from modelserve.termination import TerminationReason
 from modelserve_worker.startup.container_limits import MEMORY_LIMITS, meminfo_bytes, memory_limit_bytes
@@ -143,7 +143,7 @@ def cpu_memory_use(
     plan = memory_plan(architecture, settings, total_bytes=total, utilization=Decimal(1))
     overhead = overhead_terms(
         tensor_parallel_size=args.tensor_parallel_size, total_bytes=total, on_cpu=True,
-        image_bytes=cpu_image_bytes(settings),
+        media=cpu_media_bytes(settings),
     )  # fmt: skip
     return MemoryUse(total, plan.budget_bytes, weights_bytes, plan.activation_bytes, overhead)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from modelserve.engine_args import EngineArgs
+from modelserve.model.audio import RATE, AudioArchitecture
 from modelserve.model.images import ImageArchitecture
 from modelserve.sizing.activation import PROMPT_SCORE_ROWS
 from modelserve.sizing.memory import KEYS_PER_PASS
@@ -21,7 +22,14 @@ from modelserve_worker.batch import (
     Int32Array,
     ScheduledBatch,
 )
-from modelserve_worker.embedded_spans import KEY_BYTES, EmbeddedSpan, ImagePatches, SpanRows, span_pieces
+from modelserve_worker.embedded_spans import (
+    KEY_BYTES,
+    AudioFrames,
+    EmbeddedSpan,
+    ImagePatches,
+    SpanRows,
+    span_pieces,
+)
 from modelserve_worker.request import SamplingParams
 
 _CPU_TOKENS = 64  # nothing is measured on the CPU: the steps show that the model runs
@@ -88,9 +96,27 @@ def image_steps(
         patches = ImagePatches(np.zeros((rows, images.patch_values), dtype=np.uint8), rows)
         spans.append(EmbeddedSpan(at, patches, bytes(KEY_BYTES), images.mutual))
         at += rows
+    return _media_step("images", spans, tokens)
+
+
+def audio_steps(
+    args: EngineArgs, audio: AudioArchitecture, *, longest: int, on_gpu: bool
+) -> tuple[ScheduledBatch, ...]:
+    """The same of sounds."""
+    tokens = min(args.max_num_batched_tokens, longest, *(() if on_gpu else (_CPU_TOKENS,)))
+    most, spans, at = audio.soft_tokens(args.audio_seconds * RATE), [], 0
+    while at < tokens - 1:
+        rows = min(most, tokens - 1 - at)
+        frames = np.zeros((rows * audio.frames_per_row, audio.frame_values), dtype=np.float32)
+        spans.append(EmbeddedSpan(at, AudioFrames(frames, rows), bytes(KEY_BYTES), mutual=False))
+        at += rows
+    return _media_step("sounds", spans, tokens)
+
+
+def _media_step(name: str, spans: Sequence[EmbeddedSpan], tokens: int) -> tuple[ScheduledBatch, ...]:
     if not spans:
         return ()
-    admitted = AdmittedRequest(0, "images", _KERNELS_SAMPLING, (0,), (), spans=tuple(spans))
+    admitted = AdmittedRequest(0, name, _KERNELS_SAMPLING, (0,), (), spans=tuple(spans))
     lengths, one = np.full(1, tokens, dtype=np.int32), np.ones(1, dtype=np.int32)
     batch = _profile_batch(0, start=0, lengths=lengths, drawn=one, admitted=(admitted,))
     return (replace(batch, spans=SpanRows.parts(list(span_pieces(spans, 0, 0, tokens)))),)

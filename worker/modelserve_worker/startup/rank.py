@@ -16,6 +16,7 @@ import torch.distributed as dist
 from modelserve import inspection
 from modelserve.engine_args import EngineArgs
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.audio import RATE
 from modelserve.sizing.activation import sampling_bytes
 from modelserve.sizing.backends.table import KernelTable
 from modelserve.sizing.communicator import environment
@@ -55,10 +56,11 @@ from modelserve_worker.startup.memory import (
 )
 from modelserve_worker.startup.memory_report import MemoryReport
 from modelserve_worker.startup.nvml import used_bytes
-from modelserve_worker.startup.profile_steps import heaviest_steps, image_steps
+from modelserve_worker.startup.profile_steps import audio_steps, heaviest_steps, image_steps
 from modelserve_worker.startup.timed_steps import timed_steps
+from modelserve_worker.step.embedded_rows import MostRows
 from modelserve_worker.step_seconds import StepSeconds
-from modelserve_worker.weights.checkpoint_config import read_architecture, read_images, read_weight_format
+from modelserve_worker.weights.checkpoint_config import read_architecture, read_audio, read_images, read_weight_format
 from modelserve_worker.weights.loader import load_model
 from modelserve_worker.weights.progress import ProgressCallback
 
@@ -100,7 +102,7 @@ def start_rank(
     directory = Path(args.model)
     architecture = with_compute_dtype(read_architecture(directory), args)
     weight_format = read_weight_format(directory)
-    images = read_images(args)
+    images, audio = read_images(args), read_audio(args)
     speculation = inspection.read_speculation(args, architecture)
     geometry = select_geometry(architecture, args, speculation.draft_cache)
     table = kernel_table(found, architecture, geometry, args, weight_format)
@@ -127,6 +129,7 @@ def start_rank(
     placement = Placement(device, compute_dtype(architecture), parallel, weight_format, Operations(table, device))
     model = load_model(
         architecture, directory, placement, images=None if images is None else images.architecture,
+        audio=None if audio is None else audio.architecture,
         load_format=args.load_format, seed=args.seed, progress=progress,
     )  # fmt: skip
     if table.on_kernels:  # not before: what loads and joins runs few kernels, and those are here sooner
@@ -300,7 +303,7 @@ def _profile(
         max_model_len=longest,
         drafter=drafter,
         adapters=adapters,
-        max_soft_tokens=args.max_soft_tokens,
+        most_media=_most_rows(args, model),
     )
     drafts, asked = runner.draft_tokens, runner.asked_drafts
     steps = heaviest_steps(args, longest=longest, on_gpu=on_gpu, draft_tokens=drafts, asked=asked)
@@ -308,6 +311,8 @@ def _profile(
         steps += tuple(replace(step, adapters=np.zeros(step.num_requests, dtype=np.int32)) for step in steps)
     if (embedder := model.image_embedder) is not None:
         steps += image_steps(args, embedder.images, longest=longest, on_gpu=on_gpu)
+    if (hears := model.audio_embedder) is not None:
+        steps += audio_steps(args, hears.audio, longest=longest, on_gpu=on_gpu)
     runner.profile(steps)
     if probe is not None:
         settings = inspection.read_rank_settings(
@@ -352,3 +357,8 @@ def _agree(use: MemoryUse, parallel: TensorParallel, device: torch.device) -> tu
     negated_pool, weights, activation, *overhead = agreed.tolist()
     largest = dict(zip(names, overhead, strict=True))
     return MemoryUse(use.total_bytes, use.budget_bytes, weights, activation, largest), -negated_pool
+
+
+def _most_rows(args: EngineArgs, model: Gemma4ForCausalLM) -> MostRows:
+    hears = model.audio_embedder
+    return MostRows(args.max_soft_tokens, 0 if hears is None else hears.audio.soft_tokens(args.audio_seconds * RATE))

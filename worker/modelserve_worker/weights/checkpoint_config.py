@@ -14,6 +14,7 @@ from modelserve.model.assistant import AssistantArchitecture
 from modelserve.model.checkpoint_files import GENERATION_FILE, read_generation_config
 from modelserve.model.drafters.reading import DrafterArchitecture
 from modelserve.model.weight_format import WeightFormat
+from modelserve.sizing.media.audio_input import AudioInput
 from modelserve.sizing.media.image_input import ImageInput
 from modelserve_worker.weights.files import InvalidCheckpoint
 
@@ -55,14 +56,14 @@ def read_unused_parts(directory: Path, stored: WeightFormat) -> tuple[str, ...]:
 def read_images(args: EngineArgs) -> ImageInput | None:
     """Room for images of a worker with `args`; None: it takes none. Raises InvalidCheckpoint when the config is broken,
     UnsupportedModel for a model that takes none here, InvalidInput for settings that do not fit it."""
-    try:
+    with _faults_of_a_checkpoint(but_of="maxSoftTokens"):
         return inspection.read_images(args)
-    except UnsupportedModel:
-        raise
-    except InvalidInput as error:
-        if error.field == "maxSoftTokens":
-            raise
-        raise InvalidCheckpoint(str(error), field=error.field) from error
+
+
+def read_audio(args: EngineArgs) -> AudioInput | None:
+    """The same of sounds."""
+    with _faults_of_a_checkpoint(but_of="audioSeconds"):
+        return inspection.read_audio(args)
 
 
 def read_assistant(directory: Path) -> AssistantArchitecture:
@@ -79,10 +80,13 @@ def read_drafter(directory: Path) -> DrafterArchitecture:
 
 
 @contextmanager
-def _faults_of_a_checkpoint() -> Iterator[None]:
+def _faults_of_a_checkpoint(*, but_of: str = "") -> Iterator[None]:
+    """`but_of`: a setting, whose faults are somebody else's."""
     try:
         yield
     except UnsupportedModel:
         raise
     except InvalidInput as error:
+        if but_of and error.field == but_of:
+            raise
         raise InvalidCheckpoint(str(error), field=error.field) from error

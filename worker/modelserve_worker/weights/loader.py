@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from modelserve.errors import InvalidInput
 from modelserve.model.architecture import ModelArchitecture
+from modelserve.model.audio import AudioArchitecture
 from modelserve.model.checkpoint_files import TensorEntry
 from modelserve.model.drafters.dflash import DFlashArchitecture
 from modelserve.model.gguf import tensor_names
-from modelserve.model.image_files import IMAGE_PREFIXES, is_quantised
 from modelserve.model.images import ImageArchitecture
+from modelserve.model.media_files import AUDIO_PREFIXES, IMAGE_PREFIXES, is_quantised
 from modelserve.model.weight_format import Layout
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored.int4 import Int4Matrix
@@ -28,7 +30,7 @@ from modelserve_worker.models.gemma4 import Gemma4ForCausalLM
 from modelserve_worker.models.gemma4_assistant import Gemma4Assistant
 from modelserve_worker.models.gemma4_checkpoint import (
     UNUSED_ENDINGS,
-    name_with_images,
+    media_name,
     names_experts_apart,
     text_name,
     unused_names,
@@ -53,17 +55,18 @@ def load_model(
     placement: Placement,
     *,
     images: ImageArchitecture | None = None,
+    audio: AudioArchitecture | None = None,
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Gemma4ForCausalLM:
     """Build this rank's model and fill it from `directory` ("auto") or with random weights ("dummy"). Tensors by which
-    it takes `images` are read with them alone.
+    it takes `images` and `audio` are read with them alone.
 
     Raises InvalidInput when the tensor-parallel size does not fit, InvalidCheckpoint for missing, unexpected, misshapen
     or unreadable tensors. 300 s without a byte end the process with reason LoadStalled.
     """
-    model = Gemma4ForCausalLM(architecture, placement, images=images)
+    model = Gemma4ForCausalLM(architecture, placement, images=images, audio=audio)
     with LoadProgress(callback=progress) as counted:
         if load_format == "dummy":
             counted.expect(model.parameter_bytes())
@@ -77,7 +80,7 @@ def load_model(
                 logger.info("%s: %s", directory, unused)
             files = CheckpointFiles.scan(directory, opening=lambda file: counted.reading(f"the header of {file}"))
             sources = weight_sources(model, experts_apart=names_experts_apart(files.tensors))
-            named = text_name if images is None else name_with_images
+            named = partial(media_name, images=images is not None, audio=audio is not None)
             _read(sources, files, unused=unused_names(model), device=placement.device, progress=counted, named=named)
     for name, matrix in model.stored_matrices():
         try:
@@ -205,10 +208,10 @@ def _match(
         present.add(name or tensor.name)
         if name is None or name in unused or name.endswith(UNUSED_ENDINGS):
             skipped.append(tensor)
-        elif tensor.name.startswith(IMAGE_PREFIXES) and is_quantised(tensor):
+        elif tensor.name.startswith((*IMAGE_PREFIXES, *AUDIO_PREFIXES)) and is_quantised(tensor):
             faults.append(
                 f"tensor {tensor.name!r} in {tensor.file} ({tensor.dtype}) is quantised, and what makes rows of images "
-                "is read in floats alone: use a checkpoint that keeps it so, or serve text alone"
+                "and sounds is read in floats alone: use a checkpoint that keeps it so, or serve text alone"
             )
         elif name not in wanted:
             faults.append(f"unexpected tensor {tensor.name!r} in {tensor.file}")

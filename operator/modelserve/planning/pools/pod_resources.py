@@ -54,7 +54,7 @@ def memory_and_cpu(
     The user's figures win, but the memory limit on the CPU is `container_memory_bytes`, which the plan divides. A
     default yields to the user's other side: a request to a lower limit, a limit to a higher request. `pinned_bytes`:
     host memory for cached prefixes, in use from the first eviction on, and no page cache beside it. `decoders`:
-    processors that decode images.
+    processors that decode images and sounds.
     """
     requests, limits = (dict(users.get(side) or {}) for side in ("requests", "limits"))
     if container_memory_bytes:

@@ -3,7 +3,7 @@ rows that are kept for the next step. Bytes, unless they say otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from modelserve.model.architecture import ModelArchitecture
@@ -45,8 +45,12 @@ def embedder_bytes(images: ImageArchitecture, architecture: ModelArchitecture, *
     """Of the weights; with `segments` as PyTorch's allocator holds them on a GPU, the large ones in whole segments. The
     others share those of the text model's (`segment_rounding_bytes`)."""
     sizes = [prod(shape) * element_bytes(architecture) for shape in embedder_shapes(images, architecture.hidden_size)]
-    rounded = sum(-size % SEGMENT_BYTES for size in sizes if size >= LARGE_TENSOR_BYTES) if segments else 0
-    return sum(sizes) + rounded
+    return whole_segments(sizes) if segments else sum(sizes)
+
+
+def whole_segments(sizes: Sequence[int]) -> int:
+    """Of tensors of so many bytes each, the large ones in whole segments."""
+    return sum(sizes) + sum(-size % SEGMENT_BYTES for size in sizes if size >= LARGE_TENSOR_BYTES)
 
 
 def packed_rows(max_soft_tokens: int, max_num_batched_tokens: int) -> int:

@@ -10,11 +10,12 @@ from scheduled import Driver, Step
 from stamped_device import StampedModel
 
 from modelserve.model.architecture import LayerKind
-from modelserve.planning.speed.image_cost import NO_IMAGES, ImageCost
+from modelserve.planning.speed.encoding_cost import FREE, NO_ENCODING, EncodingCost, SpanCost
 from modelserve.planning.speed.step_time import layer_parameters
 from modelserve.published import published_model
+from modelserve.sizing.media.audio_input import AudioInput
 from modelserve.sizing.media.image_input import ImageInput
-from modelserve_worker.embedded_spans import KEY_BYTES, EmbeddedSpan, ImagePatches
+from modelserve_worker.embedded_spans import KEY_BYTES, AudioFrames, EmbeddedSpan, ImagePatches
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.admission import SchedulerLimits
 from modelserve_worker.scheduling.scheduler import Scheduler
@@ -22,12 +23,17 @@ from modelserve_worker.scheduling.scheduler import Scheduler
 GEOMETRY = StampedModel((LayerKind.SLIDING, LayerKind.GLOBAL)).geometry(
     window=16, global_tokens=8, sliding_tokens=4, global_row=2, sliding_row=3
 )
-COST = ImageCost(each=0.5, squared=0.125, most_soft_tokens=8)  # 8 soft tokens cost 12 rows beside their own
+COST = SpanCost(each=0.5, squared=0.125, most_soft_tokens=8)  # 8 soft tokens cost 12 rows beside their own
 
 
 def image(start: int, rows: int, *, mutual: bool = True) -> EmbeddedSpan:
     key = start.to_bytes(KEY_BYTES, "little")
     return EmbeddedSpan(start, ImagePatches(np.zeros((rows, 3), np.uint8), rows), key, mutual)
+
+
+def sound(start: int, rows: int) -> EmbeddedSpan:
+    frames = AudioFrames(np.zeros((rows, 3), np.float32), rows)
+    return EmbeddedSpan(start, frames, start.to_bytes(KEY_BYTES, "little"), mutual=False)
 
 
 def album(name: str, count: int, rows: int, *, mutual: bool = True) -> Request:
@@ -40,8 +46,10 @@ def request(name: str, prompt: int, *spans: EmbeddedSpan, answer: int = 400) -> 
     return Request(name, [3] * prompt, SamplingParams(seed=0, max_tokens=answer, ignore_eos=True), spans=spans)
 
 
-def driver(most: int, *, mixed: int = 64, seqs: int = 8, cost: ImageCost = COST) -> Driver:
-    limits = SchedulerLimits(most, seqs, 8192, (), max_num_mixed_tokens=mixed, image_cost=cost)
+def driver(most: int, *, mixed: int = 64, seqs: int = 8, cost: SpanCost = COST, audio: SpanCost = FREE) -> Driver:
+    limits = SchedulerLimits(
+        most, seqs, 8192, (), max_num_mixed_tokens=mixed, encoding_cost=EncodingCost(images=cost, audio=audio)
+    )
     return Driver(Scheduler(limits, GEOMETRY, 1 << 22))
 
 
@@ -87,7 +95,7 @@ def test_without_decodes_images_and_rows_together_cost_a_step() -> None:
     scheduled.answer(first)
     second = scheduled.schedule()
     assert len(made_in(second, {"images": album("images", 20, 8)}, set())) == 4
-    free = driver(100, cost=NO_IMAGES)
+    free = driver(100, cost=FREE)
     free.add(album("images", 20, 8))
     assert free.schedule()["images"].end == 100, "what costs nothing is not charged"
 
@@ -162,16 +170,51 @@ def test_costs_are_products_of_the_towers(variant: str, at_280: float, at_1120: 
     facts = published_model(f"hf://google/gemma-4-{variant}-it")
     assert facts is not None
     images = ImageInput(4, 280, facts.images)
-    cost = ImageCost.of(images, facts.architecture, tensor_parallel=1)
+    cost = EncodingCost.of(images, None, facts.architecture, tensor_parallel=1).images
     row_s = 2 * layer_parameters(facts.architecture) / 790e12
     assert cost.rows(280) * row_s == pytest.approx(at_280, rel=0.03)
     assert cost.rows(1120) * row_s == pytest.approx(at_1120, rel=0.03)
     assert cost.most_soft_tokens == 280
-    assert ImageCost.of(images, facts.architecture, tensor_parallel=2).rows(280) == pytest.approx(2 * cost.rows(280))
+    two = EncodingCost.of(images, None, facts.architecture, tensor_parallel=2).images
+    assert two.rows(280) == pytest.approx(2 * cost.rows(280))
 
 
 def test_what_has_no_tower_costs_nothing() -> None:
     facts = published_model("hf://google/gemma-4-12B-it")
     assert facts is not None
-    assert ImageCost.of(ImageInput(4, 280, facts.images), facts.architecture, tensor_parallel=1) == NO_IMAGES
-    assert ImageCost.of(None, facts.architecture, tensor_parallel=1) == NO_IMAGES
+    assert facts.audio is not None
+    images, audio = ImageInput(4, 280, facts.images), AudioInput(1, 30, facts.audio)
+    assert EncodingCost.of(images, audio, facts.architecture, tensor_parallel=1) == NO_ENCODING
+    assert EncodingCost.of(None, None, facts.architecture, tensor_parallel=1) == NO_ENCODING
+
+
+@pytest.mark.parametrize("variant", ["E2B", "E4B"])
+def test_costs_are_products_of_the_conformer(variant: str) -> None:
+    """30 s are 0.446 TFLOP, 0.56 ms; a row costs the same in every sound."""
+    facts = published_model(f"hf://google/gemma-4-{variant}-it")
+    assert facts is not None
+    assert facts.audio is not None
+    cost = EncodingCost.of(None, AudioInput(4, 30, facts.audio), facts.architecture, tensor_parallel=1).audio
+    row_s = 2 * layer_parameters(facts.architecture) / 790e12
+    assert cost.rows(750) * row_s == pytest.approx(0.446e12 / 790e12, rel=0.05)
+    assert (cost.squared, cost.most_soft_tokens) == (0, 750)
+
+
+def test_sounds_are_charged_as_images_are() -> None:
+    """Without decodes a step of 100 rows holds four of 8 rows that cost 12 more; beside one, one at a time. Images, and
+    what makes them, cost what they did."""
+    cost = SpanCost(each=1.5, most_soft_tokens=8)
+    spans = [sound(1 + 9 * number, 8) for number in range(20)]
+    scheduled = driver(100, cost=FREE, audio=cost)
+    scheduled.add(request("sounds", spans[-1].end + 1, *spans))
+    assert scheduled.schedule()["sounds"].end == 4 * 9 + 1
+    unlike = driver(100, cost=cost, audio=FREE)
+    unlike.add(request("sounds", spans[-1].end + 1, *spans))
+    assert unlike.schedule()["sounds"].end == 100
+    mixed = driver(1024, mixed=256, cost=FREE, audio=cost)
+    decode = request("decode", 4)
+    mixed.add(decode)
+    mixed.answer(mixed.schedule())
+    sounds = request("sounds", spans[-1].end + 1, *spans)
+    mixed.add(sounds)
+    assert len(made_in(mixed.schedule(), {"decode": decode, "sounds": sounds}, set())) == 1
