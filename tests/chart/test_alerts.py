@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from localcluster.binaries import require_tool
 from localcluster.helm import CHART
 from localcluster.settings import ClusterError
-from modelserve_worker.server.image_metrics import ImageMetrics
+from modelserve_worker.server.media_metrics import IMAGES, MediaMetrics
 
 UNAVAILABLE = "ModelServeUnavailable"
 
@@ -103,7 +103,7 @@ def test_decoders_that_are_too_few_are_reported(promtool: Path, tmp_path: Path, 
 def test_metrics_of_images_are_those_that_a_worker_has() -> None:
     """The end-to-end test of all expressions serves a model that takes none."""
     registry = CollectorRegistry()
-    ImageMetrics(registry, "gemma")
+    MediaMetrics(registry, "gemma", IMAGES)
     names = {sample.name for metric in registry.collect() for sample in metric.samples}
     told = "".join((CHART / "files" / name).read_text() for name in ("rules.yaml", "dashboard.json"))
     asked = set(re.findall(r"modelserve_image\w*", told))

@@ -24,7 +24,7 @@ from modelserve.model.architecture import ModelArchitecture
 from modelserve.model.weight_format import WeightFormat
 from modelserve.planning.worker_settings import STEP_SETTINGS, planned_args
 from modelserve.sizing.host.front_end import open_bodies_bytes
-from modelserve.sizing.media.audio_input import AudioInput
+from modelserve.sizing.media.audio_input import AudioInput, held_frames_bytes, sent_bytes
 from modelserve.sizing.media.image_input import ImageInput, decode_processes, encoded_bytes, held_pixels_bytes
 from modelserve.sizing.media.image_urls import url_hosts
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
@@ -35,6 +35,7 @@ from modelserve_worker.engine.process import EngineProcess, EngineStartFailed
 from modelserve_worker.engine.wire import Ready
 from modelserve_worker.engine_startup import build_engine
 from modelserve_worker.log_format import LOG_FORMAT
+from modelserve_worker.media.audio_reader import AudioReader
 from modelserve_worker.media.decode_pool import DecodePool
 from modelserve_worker.media.fetching.image_fetcher import ImageFetcher
 from modelserve_worker.media.image_reader import ImageReader
@@ -179,8 +180,15 @@ def _read_model(args: EngineArgs, architecture: ModelArchitecture) -> ServedMode
     except InvalidInput as error:
         raise TerminalError.of_checkpoint(error) from error
     name, *aliases = args.served_names or (directory.resolve().name,)
-    images = image_reader(args)
-    return ServedModel(name, text, vocab_size=architecture.vocab_size, aliases=tuple(aliases), images=images)
+    pool = DecodePool(decode_processes(on_cpu=args.device == "cpu"))
+    return ServedModel(
+        name,
+        text,
+        vocab_size=architecture.vocab_size,
+        aliases=tuple(aliases),
+        images=image_reader(args, pool),
+        audio=audio_reader(args, pool),
+    )
 
 
 def _images(args: EngineArgs) -> ImageInput | None:
@@ -205,12 +213,17 @@ def _told(*, of_setting: str) -> Iterator[None]:
         raise (TerminalError.of_input if of_input else TerminalError.of_checkpoint)(error) from error
 
 
-def image_reader(args: EngineArgs) -> ImageReader | None:
-    """What reads images, where they are taken; its processes start with the first one. Raises TerminalError."""
+def audio_reader(args: EngineArgs, pool: DecodePool) -> AudioReader | None:
+    """What reads sounds, where they are taken. Raises TerminalError."""
+    audio = _audio(args)
+    return None if audio is None else AudioReader(audio, pool, most_held_bytes=held_frames_bytes(audio))
+
+
+def image_reader(args: EngineArgs, pool: DecodePool) -> ImageReader | None:
+    """What reads images, where they are taken; processes of the pool start with the first one. Raises TerminalError."""
     images = _images(args)
     if images is None:
         return None
-    pool = DecodePool(decode_processes(on_cpu=args.device == "cpu"))
     fetcher = ImageFetcher(url_hosts(images.urls)) if images.urls else None
     return ImageReader(images, pool, most_held_bytes=held_pixels_bytes(images), fetcher=fetcher)
 
@@ -244,6 +257,8 @@ async def _serve(
     room = open_bodies_bytes(args.cpu_memory_bytes)
     if (images := state.model.images) is not None:
         room += images.most_held_bytes + encoded_bytes(images.images.per_request)
+    if (audio := state.model.audio) is not None:
+        room += audio.most_held_bytes + sent_bytes(audio.audio.per_request)
     await run_server(
         create_app(state, metrics, settings, OpenBodies(room), adapters),
         state,

@@ -43,6 +43,7 @@ def reference(samples: Any) -> tuple[Any, int]:
     return made["input_features"][0][mask], int(mask[::2][::2].sum())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("samples", LENGTHS)
 def test_spectra(samples: int) -> None:
     heard = noise(samples / RATE, seed=samples)
@@ -55,6 +56,7 @@ def test_spectra(samples: int) -> None:
     assert TOWERED.soft_tokens(samples) == rows
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("seed", range(20))
 def test_spectra_of_fresh_sounds(seed: int) -> None:
     """Quiet and loud, tones and clicks, with silence in between."""

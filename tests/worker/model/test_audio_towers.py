@@ -229,6 +229,7 @@ def differs(logits: Tensor, wanted: Tensor) -> float:
     return float((logits.log_softmax(-1) - wanted).abs().max())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("chunk", [5, 37, 512])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_prompt_in_chunks(variant: str, chunk: int, checkpoints: Callable[[str], Path]) -> None:
@@ -388,6 +389,7 @@ def test_weights_and_kept_rows_are_counted_to_the_byte(variant: str, checkpoints
     assert slots.kept_bytes == kept_sounds_bytes(room, architecture, max_num_seqs=3)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("seconds", [(30,), (11, 9, 20), (4,) * 8])
 @pytest.mark.parametrize("heads", [8, 2])
 def test_what_a_plan_counts_is_what_is_allocated(

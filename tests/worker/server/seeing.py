@@ -1,4 +1,4 @@
-"""Text files of a model that sees, pictures to send it, and parts of messages that hold them."""
+"""Text files of a model that sees and hears, pictures to send it, and parts of messages that hold them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from modelserve_tools.tiny import tokenizer_files
 from modelserve_tools.tiny.__main__ import chat_template
 
 SLOT, BEGIN, END = 110, 111, 112
+SOUND_SLOT, SOUND_BEGIN, SOUND_END = 113, 114, 115
 _TEXT_ONLY = "{{ raise_exception('content part ' ~ part.type ~ ' is not text') }}"
 ARCHITECTURE = ImageArchitecture(patch_side=48, embed_size=40, positions=1120, mutual=True)
 
 
 def write_text_files(directory: Path) -> None:
-    """A tokenizer with the three tokens of images, and a template that writes the first where an image is."""
+    """A tokenizer with the three tokens of images and of sounds, and a template that writes the first of them where an
+    image or a sound is."""
     with pytest.MonkeyPatch.context() as patched:
-        named = tokenizer_files.SPECIAL_TOKENS | {SLOT: "<|image|>", BEGIN: "<|image>", END: "<image|>"}
+        named = tokenizer_files.SPECIAL_TOKENS | {
+            SLOT: "<|image|>", BEGIN: "<|image>", END: "<image|>",
+            SOUND_SLOT: "<|audio|>", SOUND_BEGIN: "<|audio>", SOUND_END: "<audio|>",
+        }  # fmt: skip
         patched.setattr(tokenizer_files, "SPECIAL_TOKENS", named)
         template = chat_template("e4b")
         assert _TEXT_ONLY in template
         template = template.replace(
             f"{{%- if part.type != 'text' -%}}{_TEXT_ONLY}{{%- endif -%}}",
-            "{%- if part.type == 'image' -%}<|image|>{%- endif -%}",
+            "{%- if part.type in ('image', 'audio') -%}<|{{ part.type }}|>{%- endif -%}",
         ).replace("{{ part.text }}", "{{ part.text if part.type == 'text' }}")
         tokenizer_files.write_tokenizer(directory, chat_template=template)
 

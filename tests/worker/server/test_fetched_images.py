@@ -23,7 +23,7 @@ from modelserve.sizing.media.image_urls import url_hosts
 from modelserve_worker.media.decode_pool import DecodePool
 from modelserve_worker.media.fetching.image_fetcher import ImageFetcher, Streams
 from modelserve_worker.media.image_reader import ImageReader
-from modelserve_worker.server.answers.fetched_images import ImagesElsewhere, fetch_images
+from modelserve_worker.server.answers.fetched_media import MediaElsewhere, Wanted, fetch_media
 from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.http.body_limits import OpenBodies
 from modelserve_worker.server.http.request_context import RequestContext
@@ -203,16 +203,16 @@ async def test_fetching_is_told_in_a_span_also_where_it_fails(seeing_model: Serv
     model = replace(seeing_model, images=reader)
     with OpenBodies().account() as account:
         context = RequestContext("r", "c", account)
-        wanted = ImagesElsewhere({f"{HOST}/a": "messages.0", f"{HOST}/b": "messages.1"})
-        await fetch_images(wanted, model, context, iter(range(9)).__next__)
+        wanted = MediaElsewhere({f"{HOST}/a": Wanted("messages.0"), f"{HOST}/b": Wanted("messages.1")})
+        await fetch_media(wanted, model, context, iter(range(9)).__next__)
         assert context.fetched == {f"{HOST}/a": DATA, f"{HOST}/b": DATA}
         with pytest.raises(ApiError, match="answers 404"):
-            await fetch_images(
-                ImagesElsewhere({f"{HOST}/none": "messages.2"}), model, context, iter((10, 11, 12)).__next__
+            await fetch_media(
+                MediaElsewhere({f"{HOST}/none": Wanted("messages.2")}), model, context, iter((10, 11, 12)).__next__
             )
-    assert [(each.name, each.images, each.began_s) for each in context.image_spans] == [
-        ("fetch", 2, 0),
-        ("fetch", 1, 10),
+    assert [(each.name, each.items, each.began_s) for each in context.media_spans] == [
+        ("images fetch", 2, 0),
+        ("images fetch", 1, 10),
     ]
-    assert [each.ended_s for each in context.image_spans] == [3, 12]
+    assert [each.ended_s for each in context.media_spans] == [3, 12]
     reader.close()

@@ -120,9 +120,9 @@ def test_a_worker_says_why_it_takes_no_images(
     config = {"model_type": model_type, "vision_config": vision, "text_config": text_config}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(TerminalError, match=words) as refused:
-        image_reader(EngineArgs(model=str(tmp_path), images_per_request=1, **settings))
+        image_reader(EngineArgs(model=str(tmp_path), images_per_request=1, **settings), DecodePool(1))
     assert refused.value.reason == reason
-    assert image_reader(EngineArgs(model=str(tmp_path), **settings)) is None
+    assert image_reader(EngineArgs(model=str(tmp_path), **settings), DecodePool(1)) is None
 
 
 def test_soft_tokens_are_one_of_the_models_budgets() -> None:

@@ -28,7 +28,7 @@ from modelserve_worker.server.http import access_log
 from modelserve_worker.server.http.access_log import AccessLog
 from modelserve_worker.server.http.body_limits import OpenBodies
 from modelserve_worker.server.http.entrance import Entrance
-from modelserve_worker.server.http.request_context import ImageSpan, RequestContext
+from modelserve_worker.server.http.request_context import MediaSpan, RequestContext
 from modelserve_worker.server.http.tracing import Tracing
 
 Lines = Callable[[int], list[str]]
@@ -176,15 +176,17 @@ def test_tokens_of_one_event_count_as_often_as_they_are() -> None:
         assert name[0] == "_created" or said[name] == pytest.approx(value), name
 
 
-def test_spans_of_images_are_within_their_requests() -> None:
+def test_spans_of_images_and_sounds_are_within_their_requests() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     now = time.monotonic()
-    context = _context(image_spans=[ImageSpan("fetch", 2, now - 3, now - 2), ImageSpan("decode", 3, now - 2, now - 1)])
+    context = _context(
+        media_spans=[MediaSpan("images fetch", 2, now - 3, now - 2), MediaSpan("sounds decode", 3, now - 2, now - 1)]
+    )
     Tracing(provider, "tiny").record(context, Headers(), method="POST", path="/v1/chat/completions", status=200)
     fetch, decode, whole = exporter.get_finished_spans()
-    assert [each.name for each in (fetch, decode)] == ["images fetch", "images decode"]
-    assert [each.attributes["modelserve.images"] for each in (fetch, decode)] == [2, 3]
+    assert [each.name for each in (fetch, decode)] == ["images fetch", "sounds decode"]
+    assert (fetch.attributes["modelserve.images"], decode.attributes["modelserve.sounds"]) == (2, 3)
     assert {each.parent.span_id for each in (fetch, decode)} == {whole.context.span_id}
     for each in (fetch, decode):
         assert each.end_time - each.start_time == pytest.approx(1e9, abs=1000)

@@ -46,9 +46,9 @@ from modelserve_worker.server.http.loading_gate import LoadingGate
 from modelserve_worker.server.http.management_keys import ADAPTERS_PATH, KEYS_FILE, ManagementKeys
 from modelserve_worker.server.http.streaming import EventStreamResponse
 from modelserve_worker.server.http.tracing import Tracing
-from modelserve_worker.server.image_metrics import ImageMetrics
 from modelserve_worker.server.inference import answer, as_api_error, result
 from modelserve_worker.server.json_text import to_json
+from modelserve_worker.server.media_metrics import IMAGES, SOUNDS, MediaMetrics
 from modelserve_worker.server.openapi import openapi_document
 from modelserve_worker.server.request_body import RequestBodies
 from modelserve_worker.server.responses.answer import ResponsesAnswer
@@ -121,8 +121,11 @@ def create_app(
         state.adapters = adapters.registry
         metrics.registry.register(AdapterMetrics(adapters, state.model.name))
     if state.model.images is not None:
-        image_metrics = ImageMetrics(metrics.registry, state.model.name)
+        image_metrics = MediaMetrics(metrics.registry, state.model.name, IMAGES)
         state.model = replace(state.model, image_metrics=image_metrics)
+    if state.model.audio is not None:
+        audio_metrics = MediaMetrics(metrics.registry, state.model.name, SOUNDS)
+        state.model = replace(state.model, audio_metrics=audio_metrics)
     ignored_fields = IgnoredFields(metrics.registry, state.model.name)
     app.state.bodies = RequestBodies(
         state,
@@ -208,7 +211,7 @@ def _model_card(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "modelserve",
         "root": state.model.name,
         "max_model_len": state.serving_engine().max_model_len,
-        "input_modalities": ["text"] if state.model.images is None else ["text", "image"],
+        "input_modalities": state.model.modalities,
     }
 
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from modelserve.errors import InvalidInput
 from modelserve_worker.engine_client import EngineBusy, EngineDead
 from modelserve_worker.server.answers.preparation import SequenceSpec
-from modelserve_worker.server.answers.prompt_images import attach_images
+from modelserve_worker.server.answers.prompt_media import attach_media
 from modelserve_worker.server.answers.sequences import GenerationError, Reply, SequenceRunner
 from modelserve_worker.server.answers.tokens import DetokenizeRequest, TokenizeRequest
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
@@ -81,19 +81,19 @@ async def answer(
     bodies: RequestBodies = request.app.state.bodies
     context = RequestContext.of(request.scope)
 
-    asked: list[ServedModel] = []  # found once, also where images are fetched first
+    asked: list[ServedModel] = []  # found once, also where images are fetched or sounds decoded first
 
     def make(body: AnswerBody) -> tuple[bool, Answer]:
         if not asked:
             session = request.headers.get(SESSION_HEADER) or body.session or context.request_id
             asked.append(state.require_model(body.model, tenant=context.tenant, session=session, keep=context.keep))
-        model = replace(asked[0], fetched=context.fetched)
+        model = replace(asked[0], fetched=context.fetched, heard=context.heard)
         return body.stream, make_answer(body, model, max_model_len=state.serving_engine().max_model_len)
 
     stream, prepared = await bodies.prepare(request, body_type, make)
     context.prompt_tokens = prepared.num_prompt_tokens
     context.account.hold_tokens(prepared.num_prompt_tokens)
-    await _attach_images(prepared, state, context)
+    await _attach_media(prepared, state, context)
     runner = SequenceRunner(state.serving_engine(), state.model.text.vocabulary, request.app.state.metrics, context)
     if stream:
         return EventStreamResponse(stream_events(prepared, runner, context), prepared.stream_end)
@@ -106,12 +106,13 @@ async def answer(
     return Response(content, media_type="application/json")
 
 
-async def _attach_images(prepared: Answer, state: ServerState, context: RequestContext) -> None:
+async def _attach_media(prepared: Answer, state: ServerState, context: RequestContext) -> None:
     """Of one conversation, whose answers share its prompt. As they were sent they are not kept while it is answered."""
     context.fetched.clear()
-    if images := prepared.specs[0].images:
-        await attach_images([spec.request for spec in prepared.specs], images, state.model, context)
-        prepared.specs[:] = [replace(spec, images=()) for spec in prepared.specs]
+    context.heard.clear()
+    if media := prepared.specs[0].media:
+        await attach_media([spec.request for spec in prepared.specs], media, state.model, context)
+        prepared.specs[:] = [replace(spec, media=()) for spec in prepared.specs]
 
 
 async def result(request: Request, body_type: type[ResultBody], compute: Callable[..., dict[str, Any]]) -> Response:
@@ -122,7 +123,7 @@ async def result(request: Request, body_type: type[ResultBody], compute: Callabl
 
     def make(body: ResultBody) -> bytes:
         found = state.require_model(body.model or state.model.name, tenant=context.tenant)
-        model = replace(found, fetched=context.fetched)
+        model = replace(found, fetched=context.fetched, heard=context.heard)
         try:
             return to_json(compute(body, model, max_model_len=state.serving_engine().max_model_len))
         except ValidationError as error:  # of the request that the body stands for

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from modelserve_worker.server.answers.fetched_images import ImagesElsewhere, fetch_images
+from modelserve_worker.server.answers.fetched_media import MediaElsewhere, fetch_media
+from modelserve_worker.server.answers.sent_sounds import SoundsUndecoded, decode_sounds
 from modelserve_worker.server.bodies.field_policy import FieldPolicy
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.errors.errors import ApiError, from_validation
@@ -58,7 +59,8 @@ class RequestBodies:
     ) -> Result:
         """What `make` makes of the validated body, in a thread. Raises ApiError.
 
-        Where images are elsewhere, they are fetched, and it is made again with them in the request's context.
+        Where images or sounds are elsewhere, they are fetched, and where sounds are not decoded, they are; then it is
+        made again with them in the request's context.
 
         `most_bytes`: what the body may have; without it, what the engine's longest prompts may.
 
@@ -86,12 +88,19 @@ class RequestBodies:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(lane, work)
-        except ImagesElsewhere as wanted:
-            await fetch_images(wanted, self._state.model, context)
+        except MediaElsewhere as wanted:
+            await fetch_media(wanted, self._state.model, context)
+        except SoundsUndecoded as undecoded:
+            await decode_sounds(undecoded, self._state.model, context)
+            return await loop.run_in_executor(lane, work)
+        try:
+            return await loop.run_in_executor(lane, work)
+        except SoundsUndecoded as undecoded:
+            await decode_sounds(undecoded, self._state.model, context)
         return await loop.run_in_executor(lane, work)
 
     async def _read(self, request: Request, account: BodyAccount, most_bytes: int | None) -> bytes:
-        limit = most_bytes or largest_body_bytes(self._state.serving_engine().max_model_len, self._state.model.images)
+        limit = most_bytes or _largest(self._state)
         _require_json(request)
         _require_length(request, limit)
         received = bytearray()
@@ -114,6 +123,11 @@ class RequestBodies:
         except ClientDisconnect as error:
             raise ApiError("the client left before its request was complete", status=499) from error
         return bytes(received)
+
+
+def _largest(state: ServerState) -> int:
+    model = state.model
+    return largest_body_bytes(state.serving_engine().max_model_len, model.images, model.audio)
 
 
 class _Pieces:

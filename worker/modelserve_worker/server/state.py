@@ -10,9 +10,11 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from modelserve_worker.engine_client import EngineClient
+from modelserve_worker.media.audio_reader import AudioReader, DecodedSound
+from modelserve_worker.media.fetching.image_fetcher import ImageFetcher
 from modelserve_worker.media.image_reader import ImageReader
 from modelserve_worker.server.errors.errors import ApiError, unavailable
-from modelserve_worker.server.image_metrics import ImageMetrics
+from modelserve_worker.server.media_metrics import MediaMetrics
 from modelserve_worker.text.checkpoint_text import CheckpointText
 
 _SHOWN_ADAPTERS = 8  # in an error
@@ -30,7 +32,7 @@ class ServedModel:
 
     Answers and metrics have `name`; a request may use any of `aliases` instead. `tenant`: for whose requests it is, who
     find nothing that those of others left. `adapter`: the digest of the adapter that `name` is; empty: the model.
-    `images` reads those of requests; None: it takes none.
+    `images` and `audio` read those of requests; None: it takes none.
     """
 
     name: str
@@ -41,8 +43,21 @@ class ServedModel:
     tenant: str = ""
     adapter: str = ""
     images: ImageReader | None = None
-    image_metrics: ImageMetrics | None = None  # where it takes any
-    fetched: Mapping[str, bytes] = field(default_factory=dict)  # images of the request, by their address
+    audio: AudioReader | None = None
+    image_metrics: MediaMetrics | None = None  # where it takes any
+    audio_metrics: MediaMetrics | None = None
+    fetched: Mapping[str, bytes] = field(default_factory=dict)  # images and sounds of the request, by their address
+    heard: Mapping[bytes, DecodedSound] = field(default_factory=dict)  # its sounds that are decoded, by their key
+
+    @property
+    def fetcher(self) -> ImageFetcher | None:
+        """Of what is named by address, sounds, too; None: nothing is fetched."""
+        return None if self.images is None else self.images.fetcher
+
+    @property
+    def modalities(self) -> list[str]:
+        seen, heard = ["image"] * (self.images is not None), ["audio"] * (self.audio is not None)
+        return ["text", *seen, *heard]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ async def get(
         headers=[
             ("Host", place.host),
             ("User-Agent", "modelserve"),
-            ("Accept", "image/jpeg, image/png, image/webp, image/gif"),
+            ("Accept", "image/jpeg, image/png, image/webp, image/gif, audio/*"),
             ("Accept-Encoding", "identity"),
             ("Connection", "close"),
         ],

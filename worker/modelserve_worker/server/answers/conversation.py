@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelserve_worker.server.bodies.image_parts import IMAGE, for_template
+from modelserve_worker.server.bodies.media_parts import AUDIO, IMAGE, for_template
 from modelserve_worker.server.bodies.messages import ONLY_ASSISTANT, Message, MessageToolCall
 from modelserve_worker.server.errors.errors import ApiError
 from modelserve_worker.server.json_text import nested_deeper, read_json
@@ -68,9 +68,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _require_text(message: Message, where: str) -> None:
     """Of the result of a call that stands as text."""
     for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part["type"] == IMAGE:
+        if part["type"] in (IMAGE, AUDIO):
             param = f"{where}.content.{index}"
-            raise _wrong(param, "the call that it answers is no valid one; its result stands as text, without images")
+            raise _wrong(
+                param, "the call that it answers is no valid one; its result stands as text, without images and sounds"
+            )
 
 
 def _told(returned: Sequence[str]) -> dict[str, Any]:

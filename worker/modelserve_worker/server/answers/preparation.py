@@ -14,7 +14,7 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
 from modelserve_worker.request import GRAMMAR_FIELD, Request, SamplingParams, ThinkingBudget
 from modelserve_worker.server.answers.conversation import INSTRUCTIONS, template_messages
-from modelserve_worker.server.answers.prompt_images import PlacedImage, placed_images, sent_images
+from modelserve_worker.server.answers.prompt_media import PlacedMedia, placed_media, sent_media
 from modelserve_worker.server.answers.prompt_tokens import (
     CONTEXT_CODE,
     CONTEXT_EXCEEDED,
@@ -58,7 +58,7 @@ class SequenceSpec:
     grammar_field: str = GRAMMAR_FIELD  # which of its client's fields asked for the grammar, where there is one
     repetition: RepetitionLimits | None = None  # what ends it as a loop
     prompt_only: bool = False  # max_tokens 0: the engine samples one token, and nobody hears of it
-    images: tuple[PlacedImage, ...] = ()  # of its prompt, which become the request's spans before it is sent
+    media: tuple[PlacedMedia, ...] = ()  # of its prompt, which become the request's spans before it is sent
 
 
 class _ChatPrompt(NamedTuple):
@@ -67,7 +67,7 @@ class _ChatPrompt(NamedTuple):
 
     token_ids: array[int]
     checkpoints: tuple[int, ...]
-    images: tuple[PlacedImage, ...]
+    media: tuple[PlacedMedia, ...]
 
 
 def completion_prompts(body: CompletionRequest, model: ServedModel, *, max_model_len: int) -> list[array[int]]:
@@ -92,7 +92,7 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_le
 
 
 def _chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> _ChatPrompt:
-    """The same, with where it has images and where later requests begin to differ."""
+    """The same, with where it has images and sounds and where later requests begin to differ."""
     template = model.text.chat_template
     if template is None:
         raise ApiError(
@@ -106,7 +106,7 @@ def _chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_l
         raise ApiError(f"{param} is set by the server; remove it", param=param, code="invalid_value")
     if len(body.messages) > max_model_len:  # each has a token at least
         raise too_many_tokens(len(body.messages), max_model_len, param="messages")
-    sent = sent_images(body, model)
+    sent = sent_media(body, model)
     tools = [tool.model_dump(exclude_unset=True) for tool in body.offered_tools]
     guarded = model.text.encoder.guarded
     try:
@@ -134,11 +134,11 @@ def _chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_l
         mark=mark,
         salt=body.cache_salt,
     )
-    prompt, history, images = placed_images(prompt, history, sent, model.text.vocabulary.ids, most_tokens=max_model_len)
+    prompt, history, media = placed_media(prompt, history, sent, model.text.vocabulary.ids, most_tokens=max_model_len)
     turns = np.flatnonzero(np.asarray(prompt) == model.text.vocabulary.ids.get(_TURN, -1))
     instructed = bool(tools) or (bool(messages) and messages[0]["role"] in INSTRUCTIONS)
     shared = int(turns[1]) if instructed and len(turns) > 1 else 0
-    return _ChatPrompt(prompt, tuple(sorted({shared, history} - {0, len(prompt)})), images)
+    return _ChatPrompt(prompt, tuple(sorted({shared, history} - {0, len(prompt)})), media)
 
 
 def completion_sequences(
@@ -176,7 +176,7 @@ def chat_sequences(
     body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
 ) -> list[SequenceSpec]:
     """The n answers to a conversation. Raises ApiError."""
-    prompt, checkpoints, images = _chat_prompt(body, model, max_model_len=max_model_len)
+    prompt, checkpoints, media = _chat_prompt(body, model, max_model_len=max_model_len)
     asked = body.max_completion_tokens or body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     room = _room(prompt, model_len=max_model_len, asked=asked, param=param, source="messages")
@@ -201,7 +201,7 @@ def chat_sequences(
         reply_format=_reply_format(body, prompt, model),
         checkpoints=checkpoints,
         predicted=predicted,
-        images=images,
+        media=media,
     )
 
 
@@ -279,7 +279,7 @@ def _choices(
     prompt_only: bool = False,
     checkpoints: tuple[int, ...] = (),
     predicted: Sequence[int] = (),
-    images: tuple[PlacedImage, ...] = (),
+    media: tuple[PlacedMedia, ...] = (),
 ) -> list[SequenceSpec]:
     """The n answers to one prompt. With a seed, answer i of a prompt is the same whatever else is in the body.
 
@@ -310,7 +310,7 @@ def _choices(
             grammar_field=GRAMMAR_FIELD if grammar is None else grammar.field,
             repetition=None if body.repetition_detection is None else body.repetition_detection.limits(),
             prompt_only=prompt_only,
-            images=images,
+            media=media,
         )
         for choice in range(body.n)
     ]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from modelserve_worker.server.bodies.field_policy import BLOCK_FIELDS
-from modelserve_worker.server.bodies.image_parts import refuse_file
+from modelserve_worker.server.bodies.media_parts import refuse_file
 from modelserve_worker.server.bodies.messages import MAX_CALL_ID_LENGTH
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.bodies.text_content import text_parts

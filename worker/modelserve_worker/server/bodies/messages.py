@@ -9,7 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from modelserve_worker.server.bodies.field_policy import CALL_FIELDS, MESSAGE_FIELDS, PART_FIELDS
-from modelserve_worker.server.bodies.image_parts import ImageUrlPart
+from modelserve_worker.server.bodies.media_parts import AudioUrlPart, ImageUrlPart, InputAudioPart
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.bodies.text_content import text_parts
 from modelserve_worker.server.bodies.tools import FunctionName
@@ -18,7 +18,7 @@ MAX_MESSAGES = 32768
 MAX_CALLS = 128  # in one message
 MAX_CALL_ID_LENGTH = 256
 ONLY_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
-_SEEN = ("user", "tool")  # roles whose messages may have images
+_SEEN = ("user", "tool")  # roles whose messages may have images and sounds
 _SAID = ("content", *ONLY_ASSISTANT)
 
 
@@ -53,9 +53,12 @@ class TextPart(RequestModel):
     text: str
 
 
+_Part = TextPart | ImageUrlPart | InputAudioPart | AudioUrlPart
+
+
 class Message(RequestModel):
     """One message of a conversation. `content` is text, or a list of {"type": "text", "text": ...} parts, and of
-    image_url parts in what the user says and tools return.
+    image_url, input_audio and audio_url parts in what the user says and tools return.
 
     `reasoning` is the name some clients send `reasoning_content` back under.
     """
@@ -71,10 +74,10 @@ class Message(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart | ImageUrlPart])
+    @field_validator("content", mode="before", json_schema_input_type=str | list[_Part])
     @classmethod
     def _parts(cls, value: Any, info: ValidationInfo) -> Any:
-        return text_parts(value, ("text",), info, images=info.data.get("role") in _SEEN)
+        return text_parts(value, ("text",), info, media=info.data.get("role") in _SEEN)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 
 from modelserve_worker.server.bodies.field_policy import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS_FIELDS
-from modelserve_worker.server.bodies.image_parts import MediaSettings
+from modelserve_worker.server.bodies.media_parts import MediaSettings
 from modelserve_worker.server.bodies.messages import MAX_MESSAGES, Message
 from modelserve_worker.server.bodies.prediction import Prediction
 from modelserve_worker.server.bodies.request_model import RequestModel, whole_numbers

@@ -35,13 +35,13 @@ def _one_of(*values: str) -> dict[str, Any]:
 _CARD = _object(
     {"parent": _TEXT},  # of an adapter: the model
     id=_TEXT, object=_one_of("model"), created=_COUNT, owned_by=_TEXT, root=_TEXT, max_model_len=_COUNT,
-    input_modalities=_list(_one_of("text", "image")),
+    input_modalities=_list(_one_of("text", "image", "audio")),
 )  # fmt: skip
 _STOP_REASON = {"type": ["string", "integer", "null"]}
 _FINISH = _one_of("stop", "length", "tool_calls")
 _USAGE = _object(
     {
-        "prompt_tokens_details": _object({"image_tokens": _COUNT}, cached_tokens=_COUNT),
+        "prompt_tokens_details": _object({"image_tokens": _COUNT, "audio_tokens": _COUNT}, cached_tokens=_COUNT),
         "completion_tokens_details": _object(
             {"reasoning_tokens": _COUNT, "accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT}
         ),
@@ -80,7 +80,9 @@ _OUTPUT_ITEM = {
 }  # fmt: skip
 _RESPONSE_USAGE = _object(
     input_tokens=_COUNT,
-    input_tokens_details=_object({"image_tokens": _COUNT}, cached_tokens=_COUNT, cache_write_tokens=_COUNT),
+    input_tokens_details=_object(
+        {"image_tokens": _COUNT, "audio_tokens": _COUNT}, cached_tokens=_COUNT, cache_write_tokens=_COUNT
+    ),
     output_tokens=_COUNT,
     output_tokens_details=_object(reasoning_tokens=_COUNT),
     total_tokens=_COUNT,

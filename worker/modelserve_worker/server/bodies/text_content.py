@@ -1,4 +1,4 @@
-"""Contents of messages: a text, or parts that are text, and of some messages images."""
+"""Contents of messages: a text, or parts that are text, and of some messages images and sounds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from modelserve_worker.server.bodies.field_policy import PART_FIELDS, policy_of
-from modelserve_worker.server.bodies.image_parts import image_part, refuse_media
+from modelserve_worker.server.bodies.media_parts import MEDIA_KINDS, media_part, refuse_media
 
 
 def text_parts(
-    content: Any, kinds: Sequence[str], info: ValidationInfo, *, images: bool = False
+    content: Any, kinds: Sequence[str], info: ValidationInfo, *, media: bool = False
 ) -> str | list[dict[str, str]]:
-    """A string, or the parts of it, all of one of `kinds`, or with `images` image_url parts, as parts of chat messages.
+    """A string, or the parts of it, all of one of `kinds`, or with `media` images and sounds, as parts of messages.
     Raises ValueError."""
     if isinstance(content, str):
         return content
@@ -24,12 +24,12 @@ def text_parts(
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else part
-        if images and isinstance(part, dict) and kind == "image_url":
-            parts.append(image_part(part, index, info))
+        if media and isinstance(part, dict) and kind in MEDIA_KINDS:
+            parts.append(media_part(part, index, info))
             continue
         if not isinstance(part, dict) or kind not in kinds:
             refuse_media(kind, index)
-            raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads {_read(images)}")
+            raise ValueError(f"content part {str(kind)[:40]!r} is not supported: this server reads {_read(media)}")
         kept = policy.without_ignored(part, PART_FIELDS, "messages.content.")
         if set(kept) != {"type", "text"} or not isinstance(kept["text"], str):
             raise ValueError(f'a text part is {{"type": "{kind}", "text": "..."}}')
@@ -37,5 +37,5 @@ def text_parts(
     return parts
 
 
-def _read(images: bool) -> str:
-    return "text and images (image_url)" if images else "text only here"
+def _read(media: bool) -> str:
+    return "text, images (image_url) and sounds (input_audio, audio_url)" if media else "text only here"

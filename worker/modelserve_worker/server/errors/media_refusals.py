@@ -1,4 +1,4 @@
-"""Why an image was refused, as its client is told."""
+"""Why an image or a sound was refused, as its client is told."""
 
 from __future__ import annotations
 

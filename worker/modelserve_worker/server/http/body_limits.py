@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from modelserve.sizing.host.front_end import HELD_BYTES_PER_TOKEN, OPEN_BODIES_BYTES
+from modelserve.sizing.media.audio_input import sent_bytes
 from modelserve.sizing.media.image_input import encoded_bytes
+from modelserve_worker.media.audio_reader import AudioReader
 from modelserve_worker.media.image_reader import ImageReader
 from modelserve_worker.server.errors.errors import ApiError
 
@@ -18,10 +20,11 @@ SLACK_BYTES = 256 * 1024  # the names of fields, and settings beside the text
 SEVERAL_PROMPTS_BYTES = 4 * 1024 * 1024  # also with a short context, many prompts fit into one body
 
 
-def largest_body_bytes(max_model_len: int, images: ImageReader | None = None) -> int:
+def largest_body_bytes(max_model_len: int, images: ImageReader | None = None, audio: AudioReader | None = None) -> int:
     """Bytes of a body for a context of `max_model_len` tokens: one prompt that fills it, or several shorter ones; and
-    `images` beside it, in base64."""
+    `images` and `audio` beside it, in base64."""
     sent = 0 if images is None else encoded_bytes(images.images.per_request)
+    sent += 0 if audio is None else sent_bytes(audio.audio.per_request)
     return max(SEVERAL_PROMPTS_BYTES, SLACK_BYTES + BYTES_PER_TOKEN * max_model_len) + -(-sent * 4 // 3)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
+from modelserve_worker.media.audio_reader import DecodedSound
 from modelserve_worker.server.http.body_limits import BodyAccount
 from modelserve_worker.server.state import AdapterUse
 
@@ -16,11 +17,12 @@ CLIENT_LEFT = 499  # the status of what nobody waited for
 _KEY = "modelserve.request"
 
 
-class ImageSpan(NamedTuple):
-    """What was done for the images of a request together, from when to when: `fetch` or `decode`."""
+class MediaSpan(NamedTuple):
+    """What was done for the images or sounds of a request together, from when to when: `images fetch`, or `sounds
+    decode`. `items`: how many there were."""
 
     name: str
-    images: int
+    items: int
     began_s: float
     ended_s: float
 
@@ -43,8 +45,9 @@ class RequestContext:
     admitted_s: float | None = None
     first_token_s: float | None = None
     manages: bool = False  # its key is one that sets of adapters are taken by
-    fetched: dict[str, bytes] = field(default_factory=dict)  # images that it names, by address
-    image_spans: list[ImageSpan] = field(default_factory=list)
+    fetched: dict[str, bytes] = field(default_factory=dict)  # images and sounds that it names, by address
+    heard: dict[bytes, DecodedSound] = field(default_factory=dict)  # its sounds, by key
+    media_spans: list[MediaSpan] = field(default_factory=list)
     broken: int | None = None  # the status of the error that ended a stream, whose head says 200
 
     _adapter: AdapterUse | None = None

@@ -67,12 +67,12 @@ class Tracing:
             attributes=self._attributes(context, method, path, status),
         )
         within = self._as_parent(span)
-        for each in context.image_spans:
+        for each in context.media_spans:
             inner = self._tracer.start_span(
-                f"images {each.name}",
+                each.name,
                 context=within,
                 start_time=now_ns - int((now_s - each.began_s) * 1e9),
-                attributes={"modelserve.images": each.images},
+                attributes={f"modelserve.{each.name.partition(' ')[0]}": each.items},
             )
             inner.end(now_ns - int((now_s - each.ended_s) * 1e9))
         span.end(now_ns)

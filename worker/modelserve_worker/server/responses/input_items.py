@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from modelserve_worker.server.bodies.field_policy import INPUT_FIELDS, PART_FIELDS
-from modelserve_worker.server.bodies.image_parts import Detail, refuse_file
+from modelserve_worker.server.bodies.media_parts import Detail, InputAudioPart, refuse_file
 from modelserve_worker.server.bodies.messages import MAX_CALL_ID_LENGTH
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.bodies.text_content import text_parts
@@ -35,12 +35,15 @@ class TextContent(RequestModel):
     text: str
 
 
+_Content = TextContent | ImageContent | InputAudioPart
+
+
 def _text_only(value: Any, info: ValidationInfo) -> Any:
     return text_parts(value, _TEXT_KINDS, info)
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "input_image"
+def _kind_of(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else None
 
 
 def _image(part: dict[str, Any], index: int) -> dict[str, Any]:
@@ -50,16 +53,25 @@ def _image(part: dict[str, Any], index: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": address}
 
 
-def _with_images(value: Any, info: ValidationInfo) -> Any:
-    """As parts of a chat message, which read images."""
-    if not isinstance(value, list):
-        return _text_only(value, info)
-    return [_image(part, index) if _is_image(part) else _text_only([part], info)[0] for index, part in enumerate(value)]
+def _with_media(value: Any, info: ValidationInfo) -> Any:
+    """As parts of a chat message, which read images and sounds."""
+    return (
+        [_read(part, index, info) for index, part in enumerate(value)]
+        if isinstance(value, list)
+        else _text_only(value, info)
+    )
+
+
+def _read(part: Any, index: int, info: ValidationInfo) -> Any:
+    kind = _kind_of(part)
+    if kind == "input_image":
+        return _image(part, index)
+    return part if kind == "input_audio" else _text_only([part], info)[0]
 
 
 Seen = Annotated[
     str | list[dict[str, Any]],
-    BeforeValidator(_with_images, json_schema_input_type=str | list[TextContent | ImageContent]),
+    BeforeValidator(_with_media, json_schema_input_type=str | list[_Content]),
 ]
 
 
@@ -78,10 +90,10 @@ class MessageItem(_Item):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
 
-    @field_validator("content", mode="before", json_schema_input_type=str | list[TextContent | ImageContent])
+    @field_validator("content", mode="before", json_schema_input_type=str | list[_Content])
     @classmethod
     def _parts(cls, value: Any, info: ValidationInfo) -> Any:
-        return _with_images(value, info) if info.data.get("role") == "user" else _text_only(value, info)
+        return _with_media(value, info) if info.data.get("role") == "user" else _text_only(value, info)
 
 
 class FunctionCallItem(_Item):

@@ -1,7 +1,8 @@
-"""Parts of a message that are images, as clients send them and as the rest of the server has them.
+"""Parts of a message that are images or sounds, as clients send them and as the rest of the server has them.
 
 A part of a chat message that is an image has the type IMAGE, a `url`, and where its client says so a `detail` and
-`max_soft_tokens`, all as text. What the kinds of other media are is known, and that none of them is taken.
+`max_soft_tokens`; one that is a sound the type AUDIO and a `url`; all as text. What the kinds of other media are is
+known, and that none of them is taken.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from modelserve_worker.server.bodies.field_policy import PART_FIELDS
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.errors.errors import FieldError
 
-IMAGE = "image"
+IMAGE, AUDIO = "image", "audio"
 NOT_SERVED = "modality_not_served"
 _OTHERS = {
-    "input_audio": "audio", "audio_url": "audio", "audio": "audio", "video_url": "video", "input_video": "video",
+    "video_url": "video", "input_video": "video",
     "video": "video", "file": "files", "input_file": "files", "document": "documents",
 }  # fmt: skip
-_KINDS = ("image_url", "input_image", IMAGE)
+_IMAGES, _SOUNDS = ("image_url", "input_image", IMAGE), ("audio_url", "input_audio", AUDIO)
 
 Detail = Literal["low", "auto", "high"]
 SoftTokens = Literal[70, 140, 280, 560, 1120]
@@ -50,6 +51,48 @@ class ImageUrlPart(RequestModel):
     type: Literal["image_url"]
     image_url: ImageUrl
 
+    def part(self) -> dict[str, str]:
+        return self.image_url.part()
+
+
+class AudioUrl(RequestModel):
+    """Where a sound is."""
+
+    url: str
+
+
+class AudioUrlPart(RequestModel):
+    """A part of a chat message that is a sound, by vLLM's name."""
+
+    ignored = PART_FIELDS
+    described_as = "messages.content."
+
+    type: Literal["audio_url"]
+    audio_url: AudioUrl
+
+    def part(self) -> dict[str, str]:
+        return {"type": AUDIO, "url": self.audio_url.url}
+
+
+class InputAudio(RequestModel):
+    """The sound itself, in base64; its format is read from its bytes, whatever `format` says."""
+
+    data: str
+    format: str = Field(max_length=16, description="wav, mp3, flac or ogg")
+
+
+class InputAudioPart(RequestModel):
+    """The same by OpenAI's name."""
+
+    ignored = PART_FIELDS
+    described_as = "messages.content."
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+    def part(self) -> dict[str, str]:
+        return {"type": AUDIO, "url": f"data:audio/{self.input_audio.format};base64,{self.input_audio.data}"}
+
 
 class MediaSettings(RequestModel):
     """vLLM's name for what counts for all images of a request."""
@@ -62,10 +105,16 @@ class _Message(Protocol):
     def content(self) -> str | Sequence[Mapping[str, str]] | None: ...
 
 
-def image_part(part: Mapping[str, Any], index: int, info: ValidationInfo) -> dict[str, str]:
-    """An image_url part as the server has it. Raises FieldError."""
+_READ: Mapping[str, type[ImageUrlPart | AudioUrlPart | InputAudioPart]] = {
+    "image_url": ImageUrlPart, "audio_url": AudioUrlPart, "input_audio": InputAudioPart,
+}  # fmt: skip
+MEDIA_KINDS = tuple(_READ)
+
+
+def media_part(part: Mapping[str, Any], index: int, info: ValidationInfo) -> dict[str, str]:
+    """A part of MEDIA_KINDS as the server has it. Raises FieldError."""
     try:
-        return ImageUrlPart.model_validate(part, context=info.context).image_url.part()
+        return _READ[part["type"]].model_validate(part, context=info.context).part()
     except ValidationError as error:
         path, message = first_fault(error)
         at = ".".join(filter(None, (str(index), path)))
@@ -74,10 +123,11 @@ def image_part(part: Mapping[str, Any], index: int, info: ValidationInfo) -> dic
 
 def refuse_media(kind: Any, index: int) -> None:
     """Raise FieldError for a part that is no text, where it is of a known kind."""
-    if kind in _KINDS:
+    if kind in _IMAGES or kind in _SOUNDS:
         raise FieldError(
             str(index),
-            f"content part {kind!r} is not supported here: messages of the user and results of tools have images",
+            f"content part {kind!r} is not supported here: messages of the user and results of tools have "
+            f"{'images' if kind in _IMAGES else 'sounds'}",
             NOT_SERVED,
         )
     if kind in _OTHERS:
@@ -94,14 +144,14 @@ def refuse_file(part: Mapping[str, Any], at: str) -> None:
         )
 
 
-def image_parts(messages: Sequence[_Message]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Every image of a conversation with its place in the body, in order."""
+def media_parts(messages: Sequence[_Message]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Every image and sound of a conversation with its place in the body, in order."""
     for number, message in enumerate(messages):
         for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part["type"] == IMAGE:
+            if part["type"] in (IMAGE, AUDIO):
                 yield f"messages.{number}.content.{index}", part
 
 
 def for_template(part: Mapping[str, str]) -> Mapping[str, str]:
-    """What a chat template sees of a part: of an image, that there is one."""
-    return {"type": IMAGE} if part["type"] == IMAGE else part
+    """What a chat template sees of a part: of an image or a sound, that there is one."""
+    return {"type": part["type"]} if part["type"] in (IMAGE, AUDIO) else part
