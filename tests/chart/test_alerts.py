@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from localcluster.binaries import require_tool
 from localcluster.helm import CHART
 from localcluster.settings import ClusterError
-from modelserve_worker.server.media_metrics import IMAGES, MediaMetrics
+from modelserve_worker.server.media_metrics import IMAGES, SOUNDS, MediaKind, MediaMetrics
 
 UNAVAILABLE = "ModelServeUnavailable"
 
@@ -100,12 +100,13 @@ def test_decoders_that_are_too_few_are_reported(promtool: Path, tmp_path: Path, 
     _evaluate(promtool, tmp_path, series=series, alert="ModelServeImagesSlow", expected=expected, at="20m")
 
 
-def test_metrics_of_images_are_those_that_a_worker_has() -> None:
+@pytest.mark.parametrize(("kind", "asked_for"), [(IMAGES, 4), (SOUNDS, 4)])
+def test_metrics_of_images_and_sounds_are_those_that_a_worker_has(kind: MediaKind, asked_for: int) -> None:
     """The end-to-end test of all expressions serves a model that takes none."""
     registry = CollectorRegistry()
-    MediaMetrics(registry, "gemma", IMAGES)
+    MediaMetrics(registry, "gemma", kind)
     names = {sample.name for metric in registry.collect() for sample in metric.samples}
     told = "".join((CHART / "files" / name).read_text() for name in ("rules.yaml", "dashboard.json"))
-    asked = set(re.findall(r"modelserve_image\w*", told))
-    assert len(asked) == 4
+    asked = set(re.findall(rf"modelserve_{kind.item}\w*", told))
+    assert len(asked) == asked_for
     assert asked <= names

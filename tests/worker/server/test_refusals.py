@@ -59,7 +59,7 @@ def _error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         (CHAT | {"functions": [{"name": "f"}]}, "functions", "field 'functions' is not supported: use tools"),
         (CHAT | {"response_format": {"type": "xml"}}, "response_format.type", "Input should be 'text', 'json_object'"),
         (CHAT | {"modalities": ["text", "audio"]}, "modalities.1", "Input should be 'text', not 'audio'"),
-        (CHAT | {"audio": {"voice": "alloy"}}, "audio", "neither hears nor speaks"),
+        (CHAT | {"audio": {"voice": "alloy"}}, "audio", "does not speak; sounds are parts of messages"),
         (CHAT | {"temprature": 1}, "temprature", "check its spelling"),
         (CHAT | {"top_logprobs": 2}, "top_logprobs", "only with logprobs=true"),
         (CHAT | {"stream_options": {"include_usage": True}}, "stream_options", "only with stream=true"),

@@ -19,7 +19,7 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "reasoning_effort": _CHAT_ONLY,
     "functions": "use tools",
     "function_call": "use tools, with tool_choice for the request and tool_calls in messages",
-    "audio": "this server neither hears nor speaks",
+    "audio": "this server does not speak; sounds are parts of messages",
     "image": "images are parts of messages",
     "verbosity": "the model has no such setting; ask for it in a message",
     "web_search_options": _NOT_HERE,
