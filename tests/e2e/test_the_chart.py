@@ -227,7 +227,7 @@ def test_every_expression_of_rules_and_dashboard_returns_data(imaged: Deployed, 
     expressions = promql.expressions_of(rules, dashboard)
     assert len(expressions) > 30
     empty = promql.without_data(promtool, rules, scraped, expressions, tmp_path)
-    # Nothing is compared on a CPU, and this model takes no images or sounds: tests/chart holds the names of those metrics.
+    # Nothing is compared on a CPU, and this model takes no images or sounds: tests/chart holds those metrics by name.
     elsewhere = (
         "modelserve_sizing_error_ratio",
         "modelserve_speed_error_ratio",
