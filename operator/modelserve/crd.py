@@ -29,6 +29,16 @@ from modelserve.api.model_adapter import (
 from modelserve.api.schema_types import MAX_NAME_LENGTH, NAME_PATTERN, UNOBSERVED, ApiModel
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import ModelServeStatus
+from modelserve.caches.model_cache import (
+    CACHE_KIND,
+    CACHE_NAME_PATTERN,
+    CACHE_PLURAL,
+    CACHE_SHORT_NAMES,
+    CACHE_SINGULAR,
+    MAX_CACHE_NAME_LENGTH,
+    ModelCacheSpec,
+    ModelCacheStatus,
+)
 
 RELEASE_ANNOTATION = f"{GROUP}/release"  # whose definition it is: an older release leaves a newer one's alone
 _HEADER = "# Generated from operator/modelserve/api by `make crds`; edit the models, not this file.\n"
@@ -62,6 +72,18 @@ _ADAPTER_COLUMNS: tuple[Column, ...] = (
     ("Active", "string", ".status.activeVersion.id", 1, "The version that serves."),
     ("Next", "string", ".status.nextVersion.id", 1, "The version that is to take over."),
     ("KL", "string", ".status.probe.kl", 1, "How far its answers are from the base's, in nats."),
+)
+_CACHE_COLUMNS: tuple[Column, ...] = (
+    ("Model", "string", ".spec.uri", 0, "The checkpoint."),
+    ("There", "string", ".status.progress", 0, "What of it is on the volume."),
+    ("Used", "integer", ".status.users", 0, "ModelServes that name it, or whose pods read it."),
+    ("Ready", "string", f"{_READY}.status", 0, "ModelServes can read it."),
+    ("Reason", "string", f"{_READY}.reason", 0, "Why it is ready or not."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
+    ("Revision", "string", ".spec.revision", 1, "What was asked for."),
+    ("Commit", "string", ".status.filled.commit", 1, "What that stood for."),
+    ("Claim", "string", ".status.claimName", 1, "The claim that pods mount."),
+    ("Left", "integer", ".status.fetch.secondsLeft", 1, "Seconds that a download still takes."),
 )
 
 
@@ -113,7 +135,18 @@ MODEL_ADAPTERS = Definition(
     status=ModelAdapterStatus,
     name=(MAX_ADAPTER_NAME_LENGTH, ADAPTER_NAME_PATTERN),
 )
-DEFINITIONS = (MODEL_SERVES, MODEL_ADAPTERS)
+MODEL_CACHES = Definition(
+    kind=CACHE_KIND,
+    plural=CACHE_PLURAL,
+    singular=CACHE_SINGULAR,
+    short_names=CACHE_SHORT_NAMES,
+    description="A model of the Hub on a volume, fetched once for all ModelServes that name it.",
+    columns=_CACHE_COLUMNS,
+    spec=ModelCacheSpec,
+    status=ModelCacheStatus,
+    name=(MAX_CACHE_NAME_LENGTH, CACHE_NAME_PATTERN),
+)
+DEFINITIONS = (MODEL_SERVES, MODEL_ADAPTERS, MODEL_CACHES)
 CRD_NAME, FILE_NAME = MODEL_SERVES.crd_name, MODEL_SERVES.file_name
 
 

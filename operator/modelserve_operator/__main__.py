@@ -14,9 +14,12 @@ import kopf
 from modelserve.api import GROUP, PLURAL
 from modelserve.errors import InvalidInput
 from modelserve_operator.adapter_reconcile import AdapterReconciler
+from modelserve_operator.cache_reconcile import CacheReconciler
+from modelserve_operator.cluster.kinds import MODEL_CACHE, OPTIONAL
 from modelserve_operator.cluster.kube import ClusterKube, KubeError
 from modelserve_operator.cluster.store import Store
 from modelserve_operator.gathering.adapter_gatherer import AdapterGatherer
+from modelserve_operator.gathering.cache_gatherer import CacheGatherer
 from modelserve_operator.gathering.gather import Gatherer
 from modelserve_operator.gathering.handlers import build_registry, build_settings
 from modelserve_operator.gathering.management_key import ManagementKeys
@@ -36,10 +39,17 @@ logger = logging.getLogger("modelserve_operator")
 
 async def run(settings: Settings) -> None:
     """Run the operator until a signal. Raises WatchFrozenError, LeaseLostError, KubeError when it cannot go on."""
-    store, queue, adapter_queue = Store(), WorkQueue(), WorkQueue()
+    store, queue, adapter_queue, cache_queue = Store(), WorkQueue(), WorkQueue(), WorkQueue()
     async with ClusterKube(through_api_proxy=settings.worker_access is WorkerAccess.API_PROXY) as kube:
         shared = SharedConfig(settings.namespace)
-        gatherer = Gatherer(kube, store, shared, namespaces=settings.watch_namespaces, passing=settings.passing)
+        gatherer = Gatherer(
+            kube,
+            store,
+            shared,
+            namespaces=settings.watch_namespaces,
+            optional=OPTIONAL if settings.model_caches else tuple(kind for kind in OPTIONAL if kind is not MODEL_CACHE),
+            passing=settings.passing,
+        )
         applier = Applier(kube, store)
         reconciler = Reconciler(gatherer, applier, shared, settings)
         gatherer.reports.told = queue.add
@@ -47,7 +57,9 @@ async def run(settings: Settings) -> None:
         adapter_gatherer = AdapterGatherer(kube, store, keys, absent=gatherer.absent)
         gatherer.gone = adapter_gatherer.forget
         adapters = AdapterReconciler(adapter_gatherer, applier, settings.allowed)
-        replanning = Replanning(gatherer, queue, (adapter_gatherer, adapter_queue))
+        cache_gatherer = CacheGatherer(kube, store)
+        caches = CacheReconciler(cache_gatherer, applier, settings, tell=queue.add)
+        replanning = Replanning(gatherer, queue, (adapter_gatherer, adapter_queue), (cache_gatherer, cache_queue))
         watchdog = Watchdog(gatherer, replanning, interval=settings.watchdog_seconds, resync=settings.resync_seconds)
         leadership = Leadership(
             kube.leases, name=settings.lease_name, namespace=settings.namespace, holder=settings.lease_holder
@@ -82,6 +94,8 @@ async def run(settings: Settings) -> None:
                 asyncio.create_task(
                     adapter_queue.run(adapters.reconcile, workers=settings.reconcile_workers), name="adapters"
                 ),
+                # One at a time: fetches are counted before another one begins.
+                asyncio.create_task(cache_queue.run(caches.reconcile, workers=1), name="caches"),
                 asyncio.create_task(watchdog.run(), name="watchdog"),
                 asyncio.create_task(watching, name="watches"),
             )

@@ -37,6 +37,10 @@ TERMINAL_FAILURE = (
     f"{GROUP}/terminal-failure"  # on a Deployment: the record of the failure that stopped its growth, as JSON
 )
 
+CACHE = f"{GROUP}/cache"  # on Jobs of a ModelCache, their pods and its claim: its name
+CACHE_TASK = f"{GROUP}/cache-task"  # on such a Job: fill or free
+ASKED = f"{GROUP}/asked"  # on such a Job: digest of what it is to fetch
+FREE_CACHE = f"{GROUP}/free"  # finalizer of a ModelCache: its bytes go before it does
 DRAIN_ADAPTER = f"{GROUP}/drain"  # finalizer of a ModelAdapter: workers finish what they answer with it
 
 WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
@@ -50,6 +54,7 @@ CALIBRATION = "calibration"
 CAPACITY_BUFFER = "capacity-buffer"
 GATEWAY = "gateway"
 ADAPTERS = "adapters"
+MODEL_CACHE = "model-cache"
 
 
 HASH_LENGTH = 10
@@ -91,8 +96,21 @@ def commit_name(name: str, source_hash: str) -> str:
     return f"{name}-commit-{source_hash}"
 
 
+def cache_claim_name(name: str) -> str:
+    return f"{name}-cache"
+
+
+def cache_job_name(name: str, task: str, made_for: str) -> str:
+    return f"{name}-{task}-{made_for}"
+
+
 def adapters_name(name: str) -> str:
     return f"{name}-adapters"
+
+
+def cache_child(name: str, **extra: str) -> dict[str, str]:
+    """Labels of what belongs to a ModelCache; no label names a ModelServe."""
+    return {APP_NAME: "modelserve", MANAGED_BY: FIELD_MANAGER, COMPONENT: MODEL_CACHE, CACHE: name, **extra}
 
 
 def orphaned(body: Mapping[str, Any]) -> bool:

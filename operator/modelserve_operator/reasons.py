@@ -37,6 +37,9 @@ class Reason(StrEnum):
     # Planned
     INSPECTING_MODEL = "InspectingModel"  # a Job reads the model's config.json and safetensors headers
     INSPECTION_FAILED = "InspectionFailed"  # that Job failed without a reason of its own
+    CACHE_NOT_FOUND = "CacheNotFound"  # model.cache names no ModelCache of the namespace, or the installation has none
+    CACHE_MISMATCH = "CacheMismatch"  # the ModelCache is of another address or revision
+    WAITING_FOR_CACHE = "WaitingForCache"  # the ModelCache is not filled yet
     PLAN_COMMITTED = "PlanCommitted"
     PLAN_PREVIEWED = "PlanPreviewed"  # plan.mode PreviewOnly: a plan, no workloads
     WAITING_FOR_APPROVAL = "WaitingForApproval"  # plan.mode Manual: annotate with approve-plan

@@ -112,6 +112,8 @@ class Settings(BaseModel):
         default=(), max_length=64, description="Comma-separated keys of taints of nodes whose pods will have to go."
     )
     worker_access: WorkerAccess = WorkerAccess.POD_IP
+    model_caches: bool = Field(default=False, description="Whether ModelCaches are kept; needs leave to write claims.")
+    cache_fetches: int = Field(default=4, ge=1, le=256, description="Most ModelCaches that are fetched at a time.")
     metrics_port: int = Field(default=9090, ge=0, le=65535, description="/metrics and /healthz; 0: any free port.")
     metrics_host: str = "0.0.0.0"  # noqa: S104 - a pod's probes and Prometheus come from outside it
     resync_seconds: float = Field(default=600.0, ge=30.0, description="Full relist and reconcile of everything.")

@@ -7,8 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from modelserve.api import ModelServeSpec
 from modelserve.api.schema_types import SUBDOMAIN_PATTERN
+from modelserve.api.unknown_fields import without_unknown
+from modelserve.caches.model_cache import CacheStorage, FilledStatus, ModelCacheSpec
+from modelserve.errors import InvalidInput
 from modelserve.hardware import CPU_PRODUCT
 from modelserve_operator import labels
 
@@ -17,6 +22,7 @@ DRAFTER_PATH, DRAFTER_VOLUME = "/drafter", "drafter"
 HF_PREFIX = "hf://"
 PVC_PREFIX = "pvc://"
 OCI_PREFIX = "oci://"
+CACHES_FOLDER = "modelserve-caches"  # of a claim
 IMAGE_DIRECTORY = "models"  # where images of models have them by custom
 
 Body = Mapping[str, Any]
@@ -34,13 +40,14 @@ class ModelSource:
     directory: str  # inside the worker and inspect containers
     token: tuple[str, str] | None  # Secret name and key, for the download container alone
     image: str | None = None  # reference of an oci:// image, which the pod mounts
+    cached: bool = False  # a ModelCache has it, and pods fetch nothing
     drafter: bool = False  # it is an assistant beside a model
     volume: str = WEIGHTS_VOLUME
     mount_path: str = MODELS_PATH
 
     @property
     def downloaded(self) -> bool:
-        return self.uri.startswith(HF_PREFIX)
+        return self.uri.startswith(HF_PREFIX) and not self.cached
 
     @property
     def moves(self) -> bool:
@@ -73,8 +80,15 @@ def nth(name: str, number: int) -> str:
     return name if number < 2 else f"{name}-{number}"
 
 
-def model_source(spec: ModelServeSpec) -> ModelSource:
-    """Resolve model.uri: a directory of a claim or an image, or a download into the storage claim or scratch space."""
+def model_source(spec: ModelServeSpec, cached: CachedModel | None = None) -> ModelSource:
+    """Resolve model.uri: a directory of a claim or an image, or a download into the storage claim or scratch space.
+
+    `cached`: what the ModelCache of the spec holds. Without it the files of such a model are nowhere yet.
+    """
+    if spec.model.cache is not None:
+        revision, claim = spec.model.revision or "main", cached.claim if cached is not None else None
+        directory = cached.directory if cached is not None else MODELS_PATH
+        return ModelSource(spec.model.uri, revision, claim, directory, None, cached=True)
     return _source(spec, spec.model.uri, spec.model.revision, image_path=spec.model.image_path)
 
 
@@ -97,6 +111,65 @@ def _source(spec: ModelServeSpec, uri: str, revision: str | None, *, image_path:
     return ModelSource(uri, revision, storage.pvc_name if storage else None, "/".join(filter(None, parts)), token)
 
 
+@dataclass(frozen=True)
+class CachedModel:
+    """What a ModelCache holds: a commit, in a folder of a claim."""
+
+    uri: str
+    revision: str  # as it was asked for
+    claim: str
+    folder: str  # of the claim
+    commit: str | None  # None: it is not there yet
+
+    @property
+    def directory(self) -> str:
+        """Where the commit lies inside a pod."""
+        return f"{MODELS_PATH}/{self.folder}/{self.commit}"
+
+
+def cache_claim(name: str, storage: CacheStorage) -> str:
+    """The claim that a ModelCache of this name has its files on."""
+    named = storage.persistent_volume_claim
+    return named.name if named is not None else labels.cache_claim_name(name)
+
+
+def cache_folder(name: str) -> str:
+    """Its folder on the claim, which others may use for other things."""
+    return f"{CACHES_FOLDER}/{name}"
+
+
+def filled_status(cache: Body) -> FilledStatus | None:
+    """What the status of a ModelCache says is there; None for nothing, or what no release of ours wrote."""
+    status = cache.get("status")
+    found = status.get("filled") if isinstance(status, Mapping) else None
+    if not isinstance(found, Mapping):
+        return None
+    try:
+        return FilledStatus.model_validate(without_unknown(FilledStatus, found)[0])
+    except ValidationError:
+        return None
+
+
+def cached_model(cache: Body) -> CachedModel | None:
+    """Read a ModelCache; None where its spec is invalid. The claim follows from the spec alone, so that no status sends
+    pods anywhere else."""
+    try:
+        spec, _ = ModelCacheSpec.parse(cache.get("spec"))
+    except InvalidInput:
+        return None
+    name, filled = str(cache["metadata"]["name"]), filled_status(cache)
+    revision = spec.revision or "main"
+    commit = filled.commit if filled is not None and filled.revision == revision else None
+    return CachedModel(spec.uri, revision, cache_claim(name, spec.storage), cache_folder(name), commit)
+
+
+def cache_named(model_serve: Body) -> str | None:
+    """Name of the ModelCache that an (unvalidated) ModelServe refers to."""
+    reference = _given(model_serve, "model", "cache")
+    name = reference.get("name") if isinstance(reference, Mapping) else None
+    return name if isinstance(name, str) and re.fullmatch(SUBDOMAIN_PATTERN, name) else None
+
+
 def unpinned(source: ModelSource) -> Iterator[str]:
     """Why an image that is named by a tag alone is no good address: tomorrow it may be another one."""
     if source.image is not None and "@" not in source.image:
@@ -106,8 +179,9 @@ def unpinned(source: ModelSource) -> Iterator[str]:
         )
 
 
-def claims(model_serve: Body) -> tuple[str, ...]:
-    """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses; what cannot be a name is none."""
+def claims(model_serve: Body, cache: Body | None = None) -> tuple[str, ...]:
+    """Names of the PersistentVolumeClaims that an (unvalidated) ModelServe uses, that of its ModelCache included; what
+    cannot be a name is none."""
     storage = _given(model_serve, "storage", "pvcName")
     found: list[object] = []
     several = _given(model_serve, "drafter", "models")
@@ -115,6 +189,10 @@ def claims(model_serve: Body) -> tuple[str, ...]:
     drafters = [("drafter", each) for each in (_given(model_serve, "drafter", "uri"), *named)]
     for section, given in (("model", _given(model_serve, "model", "uri")), *drafters):
         uri = str(given)
+        if section == "model" and cache_named(model_serve) is not None:
+            held = cached_model(cache) if cache is not None else None
+            found.append(held.claim if held is not None else None)
+            continue
         if uri.startswith(PVC_PREFIX):
             found.append(uri.removeprefix(PVC_PREFIX).partition("/")[0])
         elif (section == "model" or given is not None) and not uri.startswith(OCI_PREFIX):

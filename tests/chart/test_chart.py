@@ -118,6 +118,17 @@ def _own_rules(objects: Objects) -> None:
         assert rule.get("resourceNames") or rule["verbs"] == ["create"]
 
 
+def test_claims_are_written_where_caches_are_kept(helm: Helm) -> None:
+    values = {"modelCaches": {"enabled": True, "fetches": 7}}
+    found = [each for each in yaml.safe_load_all(helm.template(values)) if each]
+    granted = _rules(_of(found, "ClusterRole")["/modelserve-system-modelserve-operator"])
+    assert granted == [*kinds.CLUSTER_RULES, *kinds.NAMESPACED_RULES, *kinds.CACHE_RULES]
+    deployment = _of(found, "Deployment")["modelserve-system/modelserve-operator"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    told = {each["name"]: each.get("value") for each in container["env"]}
+    assert (told["MODELSERVE_MODEL_CACHES"], told["MODELSERVE_CACHE_FETCHES"]) == ("true", "7")
+
+
 def test_no_secret_is_read_and_no_pod_is_privileged(plain: Objects, namespaced: Objects) -> None:
     for body in (*plain, *namespaced):
         if body["kind"] in ("Role", "ClusterRole"):
@@ -235,7 +246,8 @@ def test_authors_are_asked_for_their_rights_unless_it_is_switched_off(helm: Helm
     (policy,) = _of(namespaced, "ValidatingAdmissionPolicy").values()
     constraints = policy["spec"]["matchConstraints"]
     (rule,) = constraints["resourceRules"]
-    assert (rule["resources"], rule["operations"]) == (["modelserves"], ["CREATE", "UPDATE"]), "no subresource"
+    assert rule["resources"] == ["modelserves", "modelcaches"], "no subresource"
+    assert rule["operations"] == ["CREATE", "UPDATE"]
     assert constraints["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
     assert "ValidatingAdmissionPolicy" not in helm.template({"accessPolicy": {"enabled": False}})
 

@@ -25,6 +25,7 @@ from modelserve.model.weight_format import BFLOAT16
 from modelserve.planning import ENGINE_VERSION
 from modelserve_operator import labels
 from modelserve_operator.adapter_reconcile import AdapterReconciler
+from modelserve_operator.cache_reconcile import CacheReconciler
 from modelserve_operator.cluster.kinds import (
     CLAIM,
     CONFIG_MAP,
@@ -35,6 +36,7 @@ from modelserve_operator.cluster.kinds import (
     EVENT,
     JOB,
     MODEL_ADAPTER,
+    MODEL_CACHE,
     MODEL_SERVE,
     NODE,
     OPTIONAL,
@@ -46,6 +48,7 @@ from modelserve_operator.cluster.kinds import (
 from modelserve_operator.cluster.kube import KubeError, WorkerUnreachableError
 from modelserve_operator.cluster.store import Store, key_of
 from modelserve_operator.gathering.adapter_gatherer import AdapterGatherer
+from modelserve_operator.gathering.cache_gatherer import CacheGatherer
 from modelserve_operator.gathering.gather import Gatherer
 from modelserve_operator.gathering.management_key import ManagementKeys
 from modelserve_operator.learning.shared_config import SharedConfig
@@ -178,9 +181,11 @@ class FakeCluster:
         self.events.append(dict(body))
 
     async def delete(self, kind: ResourceKind, *, namespace: str, name: str, uid: str) -> None:
+        await _call(self.asked, Request("delete", kind, name))
         self.writes.append(("delete", kind.kind, name))
         if self.objects.get((kind, namespace, name), {}).get("metadata", {}).get("uid") == uid:
             self.remove(kind, namespace, name)
+        await _call(self.answered, Request("delete", kind, name))
 
     async def unplaced_pods(self, *, namespace: str | None = None) -> AsyncIterator[list[Body]]:
         await _call(self.asked, Request("unplaced_pods", POD))
@@ -362,7 +367,7 @@ class FakeCluster:
         space, name = key_of(body)
         before = self.objects.get((kind, space, name))
         metadata = body["metadata"]
-        if before is None and kind in (MODEL_SERVE, MODEL_ADAPTER):
+        if before is None and kind in (MODEL_SERVE, MODEL_ADAPTER, MODEL_CACHE):
             body.setdefault("status", {"conditions": [copy.deepcopy(UNOBSERVED.to_json())]})  # the schema's default
         if before is None:
             metadata["uid"] = f"uid-{next(self._numbers)}"
@@ -378,7 +383,8 @@ class FakeCluster:
         metadata["resourceVersion"] = str(next(self._numbers))
         self.objects[kind, space, name] = body
         self._tell(kind, body, deleted=False)
-        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and kind is MODEL_ADAPTER:
+        held = metadata.get("finalizers") or kind not in (MODEL_ADAPTER, MODEL_CACHE)
+        if metadata.get("deletionTimestamp") and not held:
             self.remove(kind, space, name)
         return body
 
@@ -468,6 +474,10 @@ class World:
         self.pending: set[Key] = set()
         self.adapters_pending: set[Key] = set()  # ModelServes whose adapters are to be reconciled
         self.adapters_due: dict[Key, datetime] = {}
+        self.caches_pending: set[Key] = set()
+        self.caches_due: dict[Key, datetime] = {}
+        self.events_wait = False  # whether events come once a reconcile has ended: those of its own writes are echoes
+        self.waiting_events: list[tuple[ResourceKind, Body, bool]] = []
         self.reconciled: list[Key] = []
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.after_each: Callable[[], None] = lambda: None  # of a reconcile, and what controllers did then
@@ -491,21 +501,37 @@ class World:
         self.gatherer.gone = self.adapter_gatherer.forget
         applier = Applier(self.cluster, store, clock=lambda: self.now)
         self.adapter_reconciler = AdapterReconciler(self.adapter_gatherer, applier, self.settings.allowed)
+        self.cache_gatherer = CacheGatherer(self.cluster, store, clock=lambda: self.now)
+        self.cache_reconciler = CacheReconciler(
+            self.cache_gatherer, applier, self.settings, tell=lambda key: self.pending.add(key)
+        )
         asyncio.run(self.gatherer.relist())
+        self.caches_pending = set(self.cache_gatherer.known_keys())
         self.pending = self.gatherer.known_keys()
         self.adapters_pending = set(self.adapter_gatherer.targets())
 
     def _heard(self, kind: ResourceKind, body: Body, deleted: bool) -> None:
-        if kind in (*WATCHED, *OPTIONAL):
+        if self.events_wait:
+            self.waiting_events.append((kind, body, deleted))
+        elif kind in (*WATCHED, *OPTIONAL):
             heard = self.gatherer.hear(kind, body, deleted=deleted)
             self.pending |= heard.keys | (self.gatherer.concerned() if heard.supply else set())
             self.adapters_pending |= self.adapter_gatherer.concerned(heard)
+            self.caches_pending |= self.cache_gatherer.concerned(heard)
 
     def settle(self) -> None:
         """Reconcile and run the controllers until both rest."""
 
         async def work() -> None:
             for _ in range(60):
+                waiting, self.waiting_events = self.waiting_events, []
+                self.events_wait, before = False, self.events_wait
+                for event in waiting:
+                    self._heard(*event)
+                self.events_wait = before
+                if not self.pending and self.caches_pending:
+                    await self._reconcile_caches()
+                    continue
                 if not self.pending and self.adapters_pending:
                     await self._reconcile_adapters()
                     continue
@@ -526,6 +552,18 @@ class World:
 
         asyncio.run(work())
 
+    async def _reconcile_caches(self) -> None:
+        key = min(self.caches_pending)
+        self.caches_pending.discard(key)
+        delay = await self.cache_reconciler.reconcile(key)
+        self.caches_due.pop(key, None)
+        if delay == 0.0:
+            self.caches_pending.add(key)
+        elif delay is not None:
+            self.caches_due[key] = self.now + timedelta(seconds=delay)
+        self.cluster.run_controllers()
+        self.after_each()
+
     async def _reconcile_adapters(self) -> None:
         key = min(self.adapters_pending)
         self.adapters_pending.discard(key)
@@ -540,6 +578,7 @@ class World:
         """The clock moves on, and what asked to be looked at again by then is."""
         self.now += timedelta(seconds=seconds)
         self.adapters_pending |= {key for key, due in self.adapters_due.items() if due <= self.now}
+        self.caches_pending |= {key for key, due in self.caches_due.items() if due <= self.now}
         self.pending |= {key for key, due in self.due.items() if due <= self.now}
         self.settle()
 

@@ -1,4 +1,4 @@
-"""docs/modelserve.md and docs/modeladapter.md: every field of the resources, from the models that are their CRDs.
+"""docs/modelserve.md, modeladapter.md and modelcache.md: every field of the resources, from the models of their CRDs.
 
 `python tests/controller/spec_reference.py` writes the pages; a test fails where it says something else. What an edit of
 a field does is not written down anywhere: each field is edited, and the operator's own hashes of what plans and pods
@@ -15,13 +15,16 @@ from typing import Any
 
 from modelserve.api import GROUP, SHORT_NAMES, VERSION
 from modelserve.api.model_adapter import ADAPTER_SHORT_NAMES, ModelAdapterSpec, ModelAdapterStatus
+from modelserve.api.schema_types import ApiModel
 from modelserve.api.spec import ModelServeSpec
 from modelserve.api.status import ModelServeStatus
+from modelserve.caches.model_cache import CACHE_SHORT_NAMES, ModelCacheSpec, ModelCacheStatus
 from modelserve.crd import structural
 from modelserve_operator.revisions.spec_inputs import spec_inputs
 
 PAGE = Path(__file__).parents[2] / "docs" / "modelserve.md"
 ADAPTER_PAGE = PAGE.with_name("modeladapter.md")
+CACHE_PAGE = PAGE.with_name("modelcache.md")
 Schema = dict[str, Any]
 FieldPath = tuple[str, ...]
 
@@ -188,19 +191,18 @@ _ADAPTER_HEAD = f"""# ModelAdapter
 Every field of the resource (`{GROUP}/{VERSION}`, short name `{ADAPTER_SHORT_NAMES[0]}`), made from the models that its
 CRD is made from (`python tests/controller/spec_reference.py` writes this page). How adapters are taken, rolled out and
 drained: [adapters.md](adapters.md#on-kubernetes).
-
-## spec
-
-| field | type | default | meaning |
-|---|---|---|---|"""
+"""
 
 
 def adapter_page() -> str:
     """docs/modeladapter.md."""
-    spec, status = (
-        dict(structural(model.model_json_schema(by_alias=True))) for model in (ModelAdapterSpec, ModelAdapterStatus)
-    )
-    lines = [_ADAPTER_HEAD]
+    return _page_of(_ADAPTER_HEAD, ModelAdapterSpec, ModelAdapterStatus)
+
+
+def _page_of(head: str, of_spec: type[ApiModel], of_status: type[ApiModel]) -> str:
+    """Both tables of a kind of which an edit makes no plan."""
+    spec, status = (dict(structural(model.model_json_schema(by_alias=True))) for model in (of_spec, of_status))
+    lines = [head, "## spec\n", "| field | type | default | meaning |", "|---|---|---|---|"]
     for path, field, required in leaves(spec):
         default = "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else ""
         lines.append(f"| `{'.'.join(path)}` | {kind(field)} | {default} | {_said(field)} |")
@@ -214,6 +216,20 @@ def _said(field: Schema) -> str:
     return " ".join(field.get("description", "").split()).replace("|", "\\|")
 
 
+_CACHE_HEAD = f"""# ModelCache
+
+Every field of the resource (`{GROUP}/{VERSION}`, short name `{CACHE_SHORT_NAMES[0]}`), made from the models that its
+CRD is made from (`python tests/controller/spec_reference.py` writes this page). How caches are filled, followed and
+freed: [model-cache.md](model-cache.md).
+"""
+
+
+def cache_page() -> str:
+    """docs/modelcache.md."""
+    return _page_of(_CACHE_HEAD, ModelCacheSpec, ModelCacheStatus)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
     ADAPTER_PAGE.write_text(adapter_page())
+    CACHE_PAGE.write_text(cache_page())

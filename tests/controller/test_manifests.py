@@ -14,7 +14,7 @@ from modelserve.engine_args import EngineArgs
 from modelserve.hardware import CATALOGUE
 from modelserve.model.model_facts import ModelFacts
 from modelserve_operator import labels
-from modelserve_operator.cluster.kinds import CLUSTER_RULES, NAMESPACED_RULES, OPTIONAL, WATCHED
+from modelserve_operator.cluster.kinds import CACHE_RULES, CLUSTER_RULES, NAMESPACED_RULES, OPTIONAL, WATCHED
 from modelserve_operator.inventory.pools import Pool
 from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.manifests.inspect_job import inspect_job
@@ -232,7 +232,7 @@ def test_a_front_end_that_hangs_does_not_hold_its_gpus_for_the_time_to_drain(tin
 def test_the_rbac_rules_cover_every_watched_kind() -> None:
     granted = {
         (group, resource): set(rule["verbs"])
-        for rule in (*NAMESPACED_RULES, *CLUSTER_RULES)
+        for rule in (*NAMESPACED_RULES, *CACHE_RULES, *CLUSTER_RULES)
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }

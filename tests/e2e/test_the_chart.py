@@ -39,6 +39,7 @@ VALUES: dict[str, Any] = {
     },
     "runtimeClassName": IMAGE_RUNTIME,
     "replicas": 2,
+    "modelCaches": {"enabled": True},
     "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
     "networkPolicy": {"workers": {"namespaces": [NAMESPACE]}},
 }
@@ -60,6 +61,8 @@ NOT_OF_EVERY_SUITE = {  # rules for what happens seldom, and in no test of this 
     ("", "pods", "get"),  # where one has changed while it was to be patched
     ("", "events", "list"),  # where a pod hangs before its containers begin, or a Job gets none
     ("serving.modelserve.dev", "modelserves", "get"),  # after a status write that lost a race
+    ("serving.modelserve.dev", "modelcaches", "get"),  # likewise
+    ("", "persistentvolumeclaims", "patch"),  # of a cache's claim, which is written once: as all of the kind
     ("apps", "controllerrevisions", "delete"),  # of revisions beyond the history limit
 }
 

@@ -37,7 +37,15 @@ from modelserve.termination import (
     write_resolved,
     write_termination,
 )
-from modelserve_tools.hub_client import REPOSITORY, CommitGoneError, DownloadError, address, files_of_model, hub_client
+from modelserve_tools.hub_client import (
+    REPOSITORY,
+    CommitGoneError,
+    DownloadError,
+    address,
+    files_of_model,
+    go_online,
+    hub_client,
+)
 from modelserve_tools.weight_headers import fetch_headers
 
 if TYPE_CHECKING:
@@ -250,6 +258,7 @@ def main(
     parser.add_argument("--most-bytes", type=int, default=sys.maxsize, help="--adapter: of both files")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    go_online()
     if arguments.adapter:
         return _fetch_adapter(arguments)
     if arguments.optional:

@@ -37,6 +37,11 @@ class AccessDeniedError(InvalidInput):
     """The Hub lets nobody have the repository, or not whom the token stands for."""
 
 
+def go_online() -> None:
+    """What the image says of the worker, that it asks no Hub, is not said of a download. Before the client is there."""
+    os.environ.pop("HF_HUB_OFFLINE", None)
+
+
 def address(uri: str) -> tuple[str, str | None]:
     """(repository, the GGUF file in it that is named)"""
     owner, _, rest = uri.removeprefix("hf://").partition("/")

@@ -145,4 +145,5 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "modelserve.webhookRules" -}}
 - {apiGroups: [apps], resources: [controllerrevisions], verbs: [list]}
 - {apiGroups: [""], resources: [configmaps, persistentvolumeclaims], verbs: [get]}
+- {apiGroups: [serving.modelserve.dev], resources: [modelcaches], verbs: [get]}
 {{- end -}}

@@ -39,4 +39,12 @@
 # Tokens that ModelAdapters name for private repositories.
 - {apiGroups: [""], resources: [secrets], verbs: [get]}
 {{- end }}
+{{- if .Values.modelCaches.enabled }}
+# Patched are finalizers: the bytes of a cache go before it does.
+- {apiGroups: [serving.modelserve.dev], resources: [modelcaches], verbs: [get, list, watch, patch]}
+- {apiGroups: [serving.modelserve.dev], resources: [modelcaches/status], verbs: [patch]}
+- {apiGroups: [serving.modelserve.dev], resources: [modelcaches/finalizers], verbs: [update]}
+# Of storage.volume.
+- {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [create, patch, delete]}
+{{- end }}
 {{- end -}}

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
 
-from modelserve.api.schema_types import ApiModel, DnsName, PathSegments
+from modelserve.api.schema_types import (
+    MAX_NAME_LENGTH,
+    NAME_PATTERN,
+    ApiModel,
+    DnsName,
+    PathSegments,
+    cel_rules,
+)
 
 HF_URI_PATTERN = (  # a repository, or one GGUF file in it
     r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*((/[A-Za-z0-9_][A-Za-z0-9._-]*){1,4}\.gguf)?"
@@ -48,8 +55,21 @@ class SecretKeyRef(ApiModel):
     )
 
 
+class CacheReference(ApiModel):
+    """A ModelCache of the same namespace."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NAME_PATTERN)] = Field(
+        description="Name of the ModelCache, whose uri and revision must be those of the model."
+    )
+
+
+_CACHED_OF_HUB = "a cache holds hf:// models alone: leave model.cache out, or give an hf:// address"
+
+
 class ModelSource(ApiModel):
     """The checkpoint to serve."""
+
+    model_config = cel_rules(("!has(self.cache) || self.uri.startsWith('hf://')", _CACHED_OF_HUB))
 
     uri: ModelUri = Field(
         description="Address of the checkpoint: hf://OWNER/NAME (Hugging Face hub), hf://OWNER/NAME/FILE.gguf (a GGUF "
@@ -72,3 +92,13 @@ class ModelSource(ApiModel):
     auth_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Secret with the access token for hf://; only the download container sees it."
     )
+    cache: CacheReference | None = Field(
+        default=None,
+        description="Pods mount it read-only and fetch nothing; they wait until it is filled; left out: each fetches.",
+    )
+
+    @model_validator(mode="after")
+    def _cached(self) -> Self:
+        if self.cache is not None and not self.uri.startswith("hf://"):
+            raise ValueError(f"{_CACHED_OF_HUB}; uri is {self.uri}")
+        return self

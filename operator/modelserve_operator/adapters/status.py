@@ -23,6 +23,7 @@ from modelserve_operator.adapters.snapshot import (
 )
 from modelserve_operator.adapters.versions import Version
 from modelserve_operator.observed.snapshot import Transition
+from modelserve_operator.observed.transitions import transition_between, with_times
 
 CONDITIONS = ("Ready", "Accepted", "Reconciling", "Stalled")
 _OF_STATE = {
@@ -63,15 +64,7 @@ def status_of(adapter: Adapter, decision: AdapterDecision) -> dict[str, Any]:
 
 def transition_of(adapter: Adapter, status: Mapping[str, Any]) -> Transition | None:
     """The Event of a new status: Ready says something else than before."""
-    before, now = _ready(adapter.status), _ready(status)
-    if (before.get("status"), before.get("reason")) == (now.get("status"), now.get("reason")):
-        return None
-    stalled = any(each["type"] == "Stalled" for each in status["conditions"])
-    return Transition(str(now["reason"]), str(now["message"]), stalled)
-
-
-def _ready(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next((each for each in status.get("conditions") or () if each.get("type") == "Ready"), {})
+    return transition_between(adapter.status, status)
 
 
 def _kept(adapter: Adapter) -> dict[str, Any]:
@@ -214,19 +207,6 @@ def _with_conditions(
         wanted.append(("Accepted", True, AdapterReason.VALID, "The ModelServe takes it."))
     if not finding.ready:
         wanted.append(("Stalled" if finding.stalled else "Reconciling", True, finding.reason, finding.message))
-    before = {each.get("type"): each for each in adapter.status.get("conditions") or ()}
-    now = snapshot.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    conditions = []
-    for kind, holds, reason, message in wanted:
-        text, last = "True" if holds else "False", before.get(kind) or {}
-        since = last.get("lastTransitionTime") if last.get("status") == text else None
-        condition = {
-            "type": kind,
-            "status": text,
-            "observedGeneration": adapter.body["metadata"].get("generation"),
-            "lastTransitionTime": since or now,
-            "reason": str(reason),
-            "message": message,
-        }
-        conditions.append(condition)
+    generation = adapter.body["metadata"].get("generation")
+    conditions = with_times(wanted, adapter.status, generation=generation, now=snapshot.now)
     return {**status, "conditions": conditions}

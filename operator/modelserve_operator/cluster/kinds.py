@@ -35,6 +35,7 @@ class ResourceKind:
 
 MODEL_SERVE = ResourceKind(labels.GROUP, "v1alpha1", "modelserves", "ModelServe", owned=False)
 MODEL_ADAPTER = ResourceKind(labels.GROUP, "v1alpha1", "modeladapters", "ModelAdapter", owned=False)
+MODEL_CACHE = ResourceKind(labels.GROUP, "v1alpha1", "modelcaches", "ModelCache", owned=False)
 NODE = ResourceKind("", "v1", "nodes", "Node", namespaced=False, owned=False)
 DEPLOYMENT = ResourceKind("apps", "v1", "deployments", "Deployment")
 CONTROLLER_REVISION = ResourceKind("apps", "v1", "controllerrevisions", "ControllerRevision")
@@ -87,6 +88,7 @@ OPTIONAL = (
     HTTP_ROUTE,
     INFERENCE_POOL,
     MODEL_ADAPTER,  # an operator may be newer than the cluster's CRDs
+    MODEL_CACHE,
     REFERENCE_GRANT,
     MODEL_REWRITE,
 )
@@ -135,6 +137,14 @@ API_PROXY_RULES: tuple[dict[str, Any], ...] = (_rule("", "pods/proxy", verbs=("g
 ADAPTER_SECRET_RULES: tuple[dict[str, Any], ...] = (_rule("", "secrets", verbs=("get",)),)
 """The same, where ModelAdapters may name Secrets."""
 
+CACHE_RULES: tuple[dict[str, Any], ...] = (
+    _rule(labels.GROUP, MODEL_CACHE.plural, verbs=("get", *_WATCH, "patch")),
+    _rule(labels.GROUP, f"{MODEL_CACHE.plural}/status", verbs=("patch",)),
+    _rule(labels.GROUP, f"{MODEL_CACHE.plural}/finalizers", verbs=("update",)),
+    _rule("", CLAIM.plural, verbs=("create", "patch", "delete")),
+)
+"""The same, where ModelCaches are kept."""
+
 OWN_RULES: tuple[dict[str, Any], ...] = (
     _rule("", "configmaps", verbs=("get", "create", "patch")),
     _rule("coordination.k8s.io", "leases", verbs=("get", "create", "update")),
@@ -159,6 +169,7 @@ those tell of. Nothing else is lost.
 WEBHOOK_RULES: tuple[dict[str, Any], ...] = (
     _rule("apps", "controllerrevisions", verbs=("list",)),
     _rule("", "configmaps", "persistentvolumeclaims", verbs=("get",)),
+    _rule(labels.GROUP, MODEL_CACHE.plural, verbs=("get",)),
 )
 """RBAC rules of the webhook in watched namespaces: revisions that run, facts of models. CLUSTER_RULES come beside."""
 
@@ -182,10 +193,12 @@ ADMISSION_VERBS: tuple[tuple[str, str, str], ...] = (
     (HTTP_ROUTE.group, HTTP_ROUTE.plural, "create"),
     (INFERENCE_POOL.group, INFERENCE_POOL.plural, "create"),
     (MODEL_REWRITE.group, MODEL_REWRITE.plural, "create"),
+    ("", CLAIM.plural, "create"),
     # An owner reference is only admitted to those who may delete the object: children that an orphaning delete left.
     ("", "services", "delete"),
     ("policy", "poddisruptionbudgets", "delete"),
     # blockOwnerDeletion is only admitted to those who may update the owner's finalizers; none is ever set.
     (labels.GROUP, "modelserves/finalizers", "update"),
+    (labels.GROUP, "modelcaches/finalizers", "update"),
 )
 """(group, resource, verb) that admission asks for while it judges another request: no request of ours names them."""

@@ -24,6 +24,7 @@ from modelserve_operator.cluster.kinds import (
     INFERENCE_POOL,
     JOB,
     LEASE,
+    MODEL_CACHE,
     MODEL_SERVE,
     NEWER,
     NODE,
@@ -40,7 +41,7 @@ from modelserve_operator.cluster.kube import Kube, KubeError
 from modelserve_operator.cluster.store import ObjectKey, Store, key_of, version_of
 from modelserve_operator.gathering.causes import Causes
 from modelserve_operator.gathering.claims import ClaimModes
-from modelserve_operator.gathering.heard import NOTHING, Heard, heard_of
+from modelserve_operator.gathering.heard import NOTHING, Heard, heard_of, readers_of
 from modelserve_operator.gathering.pending_pods import PendingPods
 from modelserve_operator.inventory.pools import WELL_KNOWN, Inventory, PassingTaints
 from modelserve_operator.inventory.supply import Supply
@@ -225,7 +226,8 @@ class Gatherer:
                 self.gone(body["metadata"]["uid"])
         elif not self._store.put(kind, body):
             return NOTHING
-        return heard_of(kind, body)
+        heard = heard_of(kind, body)
+        return heard | readers_of(heard.caches, self._store.all(MODEL_SERVE)) if kind is MODEL_CACHE else heard
 
     async def observe(self, key: Key) -> Observed | None:
         """Everything that bears on one ModelServe; None when it is gone. Raises KubeError."""
@@ -275,17 +277,25 @@ class Gatherer:
             buffer_kind=self._buffer_kind(),
             capacity_buffer=self._namesake(self._buffer_kind(), body),
             buffer_template=self._namesake(POD_TEMPLATE, body),
-            not_served=frozenset(self.absent),
+            not_served=frozenset({*self.absent, *OPTIONAL} - {*self.optional} | self.absent),
             http_route=self._namesake(HTTP_ROUTE, body),
             inference_pool=self._namesake(INFERENCE_POOL, body),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),
             supply=self.supply().seen_from(key.namespace),
-            claim_modes={name: await self._claims.of(key.namespace, name) for name in sources.claims(body)},
+            claim_modes={
+                name: await self._claims.of(key.namespace, name) for name in sources.claims(body, self._cache_of(body))
+            },
+            model_cache=self._cache_of(body),
             reports=answers.reports,
             silent=answers.silent,
             ask_again=answers.again,
             now=now,
         )
+
+    def _cache_of(self, model_serve: Body) -> Body | None:
+        """The ModelCache that it names."""
+        name = sources.cache_named(model_serve)
+        return self._store.get(MODEL_CACHE, key_of(model_serve)[0], name) if name is not None else None
 
     def _buffer_kind(self) -> ResourceKind | None:
         """CapacityBuffer in the newest version that is served here; None where it, or its template, is out of reach."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from modelserve_operator.gathering.adapter_gatherer import AdapterGatherer
+from modelserve_operator.gathering.cache_gatherer import CacheGatherer
 from modelserve_operator.gathering.gather import Gatherer
 from modelserve_operator.gathering.heard import Heard
 from modelserve_operator.process.work_queue import WorkQueue
 
 Adapters = tuple[AdapterGatherer, WorkQueue]
+Caches = tuple[CacheGatherer, WorkQueue]
 
 
 class Replanning:
@@ -17,11 +19,14 @@ class Replanning:
 
     gathering_seconds = 0.5  # nodes come, go and are relabelled in crowds
 
-    def __init__(self, gatherer: Gatherer, queue: WorkQueue, adapters: Adapters | None = None) -> None:
-        """`adapters`: who tells whose adapters are concerned, and the queue of those; None: nobody looks after them."""
+    def __init__(
+        self, gatherer: Gatherer, queue: WorkQueue, adapters: Adapters | None = None, caches: Caches | None = None
+    ) -> None:
+        """`adapters`: who tells whose adapters are concerned, and the queue of those; `caches`: the same of caches.
+        None: nobody looks after them."""
         self._gatherer = gatherer
         self._queue = queue
-        self._adapters = adapters
+        self._adapters, self._caches = adapters, caches
         self._waits = False
 
     def note(self, heard: Heard) -> None:
@@ -32,6 +37,10 @@ class Replanning:
             gatherer, queue = self._adapters
             for key in gatherer.concerned(heard):
                 queue.add(key)
+        if self._caches is not None:
+            keeper, waiting = self._caches
+            for key in keeper.concerned(heard):
+                waiting.add(key)
         if heard.supply and not self._waits:
             self._waits = True
             asyncio.get_running_loop().call_later(self.gathering_seconds, self._queue_concerned)
@@ -49,6 +58,10 @@ class Replanning:
             gatherer, queue = self._adapters
             for key in gatherer.model_serves():
                 queue.add(key, ahead=False)
+        if self._caches is not None:
+            keeper, waiting = self._caches
+            for key in keeper.known_keys():
+                waiting.add(key, ahead=False)
 
     def _queue_concerned(self) -> None:
         self._waits = False

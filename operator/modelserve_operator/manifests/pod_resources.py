@@ -25,6 +25,12 @@ INSPECT_RESOURCES: dict[str, Any] = {
 }
 
 
+CACHE_RESOURCES: dict[str, Any] = {
+    "requests": {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "64Mi"},
+    "limits": {"cpu": "4", "memory": "1Gi", "ephemeral-storage": "1Gi"},
+}
+
+
 def worker_resources(users: Mapping[str, Any], plan: PlanStatus, *, downloaded_bytes: int | None) -> dict[str, Any]:
     """Requests and limits of the worker. `downloaded_bytes`: weights that an emptyDir holds; None: a claim does.
     Adapters that are downloaded lie in scratch space always.

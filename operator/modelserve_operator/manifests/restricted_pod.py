@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelserve.api import ModelServeSpec
+from modelserve_operator.observed.snapshot import FETCH_CONTAINER
 from modelserve_operator.revisions.revision import FETCH_DRAFTER_CONTAINERS
 from modelserve_operator.sources import MODELS_PATH, WEIGHTS_VOLUME, ModelSource, nth
 
@@ -150,7 +151,7 @@ def fetch_container(
     if resolved:
         command += ["--commit-file", COMMIT_FILE]
     built = container(
-        name="fetch",
+        name=FETCH_CONTAINER,
         image=image,
         pull_policy=pull_policy,
         command=[*command, "--metadata-only"] if metadata_only else command,
@@ -175,6 +176,16 @@ def fetch_drafter_container(
         mounts.append({"name": drafter_commit_volume(number), "mountPath": recorded, "readOnly": True})
     built = container(name=FETCH_DRAFTER_CONTAINERS[number], image=image, pull_policy=pull_policy, command=command)
     built["volumeMounts"] = mounts
+    _let_download(built, source, users)
+    return built
+
+
+def cache_container(
+    source: ModelSource, *, image: str, pull_policy: str, command: list[str], users: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Fills or frees a cache: it may write the volume, and sees the token of `source`."""
+    built = container(name=FETCH_CONTAINER, image=image, pull_policy=pull_policy, command=command)
+    built["volumeMounts"] = [_SCRATCH_MOUNT, {"name": source.volume, "mountPath": source.mount_path}]
     _let_download(built, source, users)
     return built
 

@@ -307,6 +307,7 @@ class Observed:
     capacity_buffer: Body | None = None
     buffer_template: Body | None = None
     not_served: frozenset[ResourceKind] = frozenset()  # optional kinds that the cluster does not have
+    model_cache: Body | None = None  # that the spec names
     http_route: Body | None = None
     inference_pool: Body | None = None
     endpoints: frozenset[str] = frozenset()  # uids of the pods that the Service sends requests to

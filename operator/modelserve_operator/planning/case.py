@@ -19,6 +19,7 @@ from modelserve_operator.observed.snapshot import Observed
 from modelserve_operator.planning.acceptance import acceptable
 from modelserve_operator.planning.amiss import catalogue_faults, drafter_left_out, spec_faults
 from modelserve_operator.planning.approval import Choice, choose, latest
+from modelserve_operator.planning.caching import cache_missing, with_commit
 from modelserve_operator.planning.decision import NOT_PLANNED, Decision, Finding, Warn
 from modelserve_operator.planning.drafters import drafters_to_read
 from modelserve_operator.planning.reading import Reading, reading_of
@@ -26,7 +27,7 @@ from modelserve_operator.planning.revision_builder import RevisionBuilder, plan_
 from modelserve_operator.reasons import Reason
 from modelserve_operator.revisions.revision import Revision, Worker
 from modelserve_operator.settings import Settings
-from modelserve_operator.sources import ModelSource, model_source
+from modelserve_operator.sources import ModelSource, cached_model, model_source
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,21 @@ class Case:
         """The object, and fields of later releases that it has. Raises InvalidInput."""
         return ModelServe.parse_of_any_release(self.observed.model_serve)
 
-    @property
+    @cached_property
     def spec(self) -> ModelServeSpec:
-        """What is asked for."""
-        return self.parsed[0].spec
+        """What is asked for; of a model in a cache, with the commit that the cache holds."""
+        return with_commit(self.parsed[0].spec, self.observed)
+
+    @cached_property
+    def cache_missing(self) -> Finding | None:
+        """Why pods cannot read the cache that the spec names."""
+        return cache_missing(self.parsed[0].spec, self.observed)
 
     @cached_property
     def source(self) -> ModelSource:
         """Where the model comes from."""
-        return model_source(self.spec)
+        cache = self.observed.model_cache
+        return model_source(self.spec, cached_model(cache) if cache is not None else None)
 
     @cached_property
     def accepted(self) -> Finding:

@@ -55,6 +55,23 @@ def committed_revision_is_unreadable(case: Case) -> Decision | None:
     return Decision(case.accepted, finding, warnings=case.spec_faults, stalled=finding)
 
 
+def cache_is_not_filled(case: Case) -> Decision | None:
+    """The model is in a cache that is not there, or not filled, or another model's. What runs for this spec goes on."""
+    missing = case.cache_missing
+    if missing is None:
+        return None
+    stalled = missing if missing.ok is False else None
+    committed = case.named
+    if case.spec.plan.revision is None:
+        committed = choose(case.committed, (), approvals=case.approvals, automatic=False).revision
+    if committed is None or case.spec.plan.mode == "PreviewOnly":
+        return Decision(case.accepted, missing, spec=case.spec, warnings=case.spec_faults, stalled=stalled)
+    decision = Decision(case.accepted, missing, spec=case.spec, warnings=case.spec_faults)
+    wanted = wants(decision, committed, case, read=False)
+    told = f"{wanted.planned.message.rstrip('.')}. {missing.message}"
+    return replace(wanted, planned=replace(wanted.planned, message=told))
+
+
 def model_is_unread(case: Case) -> Decision | None:
     """The geometry of the model has to be read from its files first."""
     return _while_reading(case, reading_of(case.observed, case.source)) if case.facts is None else None
@@ -145,6 +162,7 @@ CHECKS: tuple[Callable[[Case], Decision | None], ...] = (
     spec_is_invalid,
     spec_is_not_accepted,
     committed_revision_is_unreadable,
+    cache_is_not_filled,
     model_is_unread,
     drafter_is_unread,
     named_revision_is_not_kept,

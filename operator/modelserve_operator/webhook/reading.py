@@ -14,8 +14,8 @@ from modelserve.api import ModelServe
 from modelserve.errors import InvalidInput
 from modelserve.published import published_model
 from modelserve_operator import labels, sources
-from modelserve_operator.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION
-from modelserve_operator.cluster.kube import Kube
+from modelserve_operator.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION, MODEL_CACHE
+from modelserve_operator.cluster.kube import Kube, KubeError
 from modelserve_operator.gathering.claims import ClaimModes
 from modelserve_operator.inventory.supply import Supply
 from modelserve_operator.observed.snapshot import Observed
@@ -46,12 +46,14 @@ class Reader:
         supply = self._supply().seen_from(namespace)
         found = []
         for body in bodies:
-            modes = {claim: await self._claims.of(namespace, claim) for claim in sources.claims(body)}
+            cache = await self._cache(body)
+            modes = {claim: await self._claims.of(namespace, claim) for claim in sources.claims(body, cache)}
             found.append(
                 Observed(
                     model_serve=body,
                     history=read_history(body, revisions, {}),
-                    config_maps=await self._facts(body),
+                    config_maps=await self._facts(body, cache),
+                    model_cache=cache,
                     supply=supply,
                     claim_modes=modes,
                     now=self._clock(),
@@ -59,14 +61,29 @@ class Reader:
             )
         return tuple(found)
 
-    async def _facts(self, body: Body) -> tuple[Body, ...]:
+    async def _cache(self, body: Body) -> Body | None:
+        """The ModelCache that it names; none where the installation keeps none."""
+        name = sources.cache_named(body)
+        if name is None:
+            return None
+        try:
+            return await self._kube.get(MODEL_CACHE, namespace=body["metadata"]["namespace"], name=name)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return None
+
+    async def _facts(self, body: Body, cache: Body | None) -> tuple[Body, ...]:
         """What inspections found of a model and of drafters that no release ships the facts of."""
         metadata = body["metadata"]
         try:
             spec = ModelServe.parse_of_any_release(body)[0].spec
         except InvalidInput:
             return ()
-        model = sources.model_source(spec)
+        held = sources.cached_model(cache) if cache is not None else None
+        if held is not None and held.commit is not None:
+            spec = spec.model_copy(update={"model": spec.model.model_copy(update={"revision": held.commit})})
+        model = sources.model_source(spec, held)
         unknown = (None if published_model(model.uri) is not None else model, *drafters_to_read(spec))
         found = []
         for source in filter(None, unknown if metadata["uid"] else ()):

@@ -5,38 +5,37 @@ What cannot be written of one adapter keeps no other from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from modelserve_operator import labels
 from modelserve_operator.adapters.decision import AdapterDecision
 from modelserve_operator.adapters.objects import adapters_config_map, model_rewrite
 from modelserve_operator.adapters.reasons import AdapterReason
-from modelserve_operator.adapters.snapshot import Adapter
 from modelserve_operator.adapters.status import CONDITIONS, status_of, transition_of
 from modelserve_operator.cluster.kinds import CONFIG_MAP, MODEL_ADAPTER, MODEL_REWRITE
-from modelserve_operator.cluster.kube import KubeError
 from modelserve_operator.observed.snapshot import Transition
 from modelserve_operator.writing.apply import WRITE_ERRORS, Applier, WriteError
-from modelserve_operator.writing.status_contest import StatusContestedError, StatusContests
+from modelserve_operator.writing.reported_objects import ReportedObjects, with_foreign_conditions
+from modelserve_operator.writing.status_contest import StatusContests
 
 
 class AdapterWriter:
     """The writes of one reconcile. Every one follows a diff."""
 
     def __init__(self, applier: Applier, statuses: StatusContests, decision: AdapterDecision) -> None:
-        self._applier, self._statuses, self._decision = applier, statuses, decision
+        self._applier, self._decision = applier, decision
         self.failures: list[WriteError] = []
+        self._reports = ReportedObjects(
+            applier, statuses, MODEL_ADAPTER, finalizer=labels.DRAIN_ADAPTER, failures=self.failures
+        )
 
     async def hold(self) -> frozenset[str]:
         """Have deletions of what workers are about to get wait for them. Returns uids of those that do not."""
-        found = [(each, await self._finalize(each, held=True)) for each in self._decision.unheld]
+        found = [(each, await self._reports.finalize(each.body, held=True)) for each in self._decision.unheld]
         return frozenset(adapter.uid for adapter, done in found if not done)
 
     async def release(self) -> None:
         """Let go what is being deleted, and has nothing left to wait for."""
         for adapter in self._decision.released:
-            if await self._finalize(adapter, held=False) and adapter.uid in self._decision.abandoned:
+            if await self._reports.finalize(adapter.body, held=False) and adapter.uid in self._decision.abandoned:
                 message = "Its time to drain was over before every worker had let it go; one that answers again will."
                 transition = Transition(AdapterReason.DRAIN_ABANDONED, message, True)
                 await self._applier.announce(adapter.body, transition, kind=MODEL_ADAPTER)
@@ -73,46 +72,11 @@ class AdapterWriter:
         for adapter in self._decision.snapshot.adapters:
             if adapter.uid in gone or (adapter.leaving and not adapter.held):
                 continue
-            status = _with_foreign_conditions(status_of(adapter, self._decision), adapter)
+            status = with_foreign_conditions(status_of(adapter, self._decision), adapter.status, CONDITIONS)
             if adapter.status == status:
                 continue
-            if not await self._replace_status(adapter, status):
+            if not await self._reports.replace(adapter.body, status, now=self._decision.snapshot.now):
                 failed.add(adapter.uid)
             elif (transition := transition_of(adapter, status)) is not None:
                 await self._applier.announce(adapter.body, transition, kind=MODEL_ADAPTER)
         return frozenset(failed)
-
-    async def _replace_status(self, adapter: Adapter, status: Mapping[str, Any]) -> bool:
-        """Whether it was written: it is not while somebody else writes it, too, and it is not our turn."""
-        now = self._decision.snapshot.now
-        operation = {"op": "add", "path": "/status", "value": status}
-        try:
-            self._statuses.turn(adapter.key, adapter.status, now)
-            await self._applier.patch(MODEL_ADAPTER, adapter.body, [operation], subresource="status")
-        except StatusContestedError:
-            return False
-        except KubeError as error:
-            if error.status != 404:  # deleted meanwhile: its own event brings us back
-                self.failures.append(error)
-            return False
-        self._statuses.wrote(adapter.key, status, over=adapter.status, now=now)
-        return True
-
-    async def _finalize(self, adapter: Adapter, *, held: bool) -> bool:
-        """Add our finalizer, or take it away; whether that was written."""
-        others = [each for each in adapter.body["metadata"].get("finalizers") or () if each != labels.DRAIN_ADAPTER]
-        finalizers = [*others, labels.DRAIN_ADAPTER] if held else others
-        operation = {"op": "add", "path": "/metadata/finalizers", "value": finalizers}
-        try:
-            await self._applier.patch(MODEL_ADAPTER, adapter.body, [operation])
-        except KubeError as error:
-            if error.status != 404:
-                self.failures.append(error)
-            return False
-        return True
-
-
-def _with_foreign_conditions(status: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
-    """Conditions of types that are not ours stay."""
-    foreign = [each for each in adapter.status.get("conditions") or () if each.get("type") not in CONDITIONS]
-    return {**status, "conditions": [*status["conditions"], *foreign]}

@@ -12,7 +12,7 @@ import yaml
 
 from modelserve_operator import labels
 from modelserve_operator.cluster import diff
-from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, EVENT, MODEL_SERVE, POD, ResourceKind
+from modelserve_operator.cluster.kinds import CONTROLLER_REVISION, EVENT, MODEL_CACHE, MODEL_SERVE, POD, ResourceKind
 from modelserve_operator.cluster.kube import Kube, KubeError
 from modelserve_operator.cluster.store import Store, digested, key_of
 from modelserve_operator.observed.snapshot import Transition
@@ -141,10 +141,12 @@ class Applier:
         await self.patch(kind, live, [{"op": "add", "path": f"/metadata/annotations/{pointer}", "value": digest}])
         self._admitted.note(live, digest)  # where the child has changed meanwhile, the next pass comes here again
         namespace, name = key_of(live)
-        (owner,) = (each for each in live["metadata"]["ownerReferences"] if each["kind"] == MODEL_SERVE.kind)
+        owners = {each["kind"]: each for each in live["metadata"]["ownerReferences"]}
+        (about,) = (kind for kind in (MODEL_SERVE, MODEL_CACHE) if kind.kind in owners)
+        owner = owners[about.kind]
         metadata = {"namespace": namespace, "name": owner["name"], "uid": owner["uid"]}
         message = f"Admission changes {kind.kind} {name} as it is written; that stays: {', '.join(sorted(left))}."
-        await self.announce({"metadata": metadata}, Transition(Reason.CHANGED_BY_ADMISSION, message, False))
+        await self.announce({"metadata": metadata}, Transition(Reason.CHANGED_BY_ADMISSION, message, False), kind=about)
 
     async def _live(self, kind: ResourceKind, namespace: str, name: str) -> Body | None:
         known = self._store.get(kind, namespace, name)

@@ -20,6 +20,7 @@ import yaml
 Body = dict[str, Any]
 _PATHS = {  # of what tests look at again and again, by its name in a command
     "modelserve": "/apis/serving.modelserve.dev/v1alpha1/{}/modelserves",
+    "modelcache": "/apis/serving.modelserve.dev/v1alpha1/{}/modelcaches",
     "modeladapter": "/apis/serving.modelserve.dev/v1alpha1/{}/modeladapters",
     "pod": "/api/v1/{}/pods",
     "service": "/api/v1/{}/services",

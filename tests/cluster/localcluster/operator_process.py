@@ -17,7 +17,7 @@ from typing import Any
 from localcluster.processes import Process, free_ports, spawn
 from localcluster.settings import OPERATOR_USER, ClusterError, Layout
 from localcluster.target import Target
-from modelserve_operator.cluster.kinds import CLUSTER_RULES, NAMESPACED_RULES, OWN_RULES
+from modelserve_operator.cluster.kinds import CACHE_RULES, CLUSTER_RULES, NAMESPACED_RULES, OWN_RULES
 from modelserve_operator.settings import DEFAULT_NAMESPACE, Settings
 
 RECONCILES = "modelserve_operator_reconciles_total{"
@@ -85,6 +85,8 @@ def start(
     environment = _environment(target, port) | dict(settings or {})
     if packages is not None:
         environment["PYTHONPATH"] = str(packages)
+    else:  # an earlier release does not know the variable, and ends
+        environment.setdefault("MODELSERVE_MODEL_CACHES", "true")
     if kubeconfig is not None:
         environment["KUBECONFIG"] = str(kubeconfig)
     process = spawn([sys.executable, "-m", "modelserve_operator"], log=layout.operator_log, environment=environment)
@@ -107,7 +109,7 @@ def permissions() -> tuple[dict[str, Any], ...]:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
         "metadata": {"name": OPERATOR_USER},
-        "rules": [*NAMESPACED_RULES, *CLUSTER_RULES],
+        "rules": [*NAMESPACED_RULES, *CACHE_RULES, *CLUSTER_RULES],
     }
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -12,7 +12,7 @@ from pathlib import Path
 from modelserve.caches.reports import CacheFailure, FilledCache, UnfilledCache, write_end
 from modelserve.errors import InvalidInput
 from modelserve.termination import TERMINAL_EXIT_CODE
-from modelserve_tools.hub_client import AccessDeniedError, DownloadError
+from modelserve_tools.hub_client import AccessDeniedError, DownloadError, go_online
 from modelserve_tools.model_cache.filling import NotWritableError, fill
 from modelserve_tools.model_cache.progress import Progress, told_on
 from modelserve_tools.model_cache.transfer import CacheFullError, HashMismatchError
@@ -48,6 +48,7 @@ def main(
     freeing.add_argument("--root", required=True, type=Path, help="folder of the cache")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    go_online()
     try:
         if arguments.command == "free":
             return _free(arguments.root)

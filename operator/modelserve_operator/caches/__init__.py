@@ -1,0 +1,1 @@
+"""What becomes of one ModelCache: the snapshot, the decision, objects and status. Pure."""
