@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from public_fields import ANTHROPIC, CHAT, COMPLETIONS, RESPONSES
+from public_fields import ANTHROPIC, CHAT, COMPLETIONS, RESPONSES, TRANSCRIPTIONS
 
 from modelserve_worker.server.anthropic.request import CountTokensRequest, MessagesRequest
 from modelserve_worker.server.bodies.field_policy import Ignored
@@ -19,6 +19,7 @@ from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, Comp
 from modelserve_worker.server.bodies.request_model import RequestModel
 from modelserve_worker.server.errors.refused_fields import REFUSED_FIELDS
 from modelserve_worker.server.responses.request import ResponsesRequest
+from modelserve_worker.server.transcriptions.request import TranscriptionRequest, TranslationRequest
 
 PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
 ROUTES: Mapping[str, tuple[type[RequestModel], frozenset[str]]] = {
@@ -26,6 +27,8 @@ ROUTES: Mapping[str, tuple[type[RequestModel], frozenset[str]]] = {
     "/v1/chat/completions": (ChatCompletionRequest, CHAT),
     "/v1/responses": (ResponsesRequest, RESPONSES),
     "/v1/messages": (MessagesRequest, ANTHROPIC),
+    "/v1/audio/transcriptions": (TranscriptionRequest, TRANSCRIPTIONS),
+    "/v1/audio/translations": (TranslationRequest, TRANSCRIPTIONS),
 }
 _HEAD = """# Fields
 

@@ -6,6 +6,8 @@ OpenAI's are read from its installed package. The others' packages are not insta
 from __future__ import annotations
 
 from openai.types import completion_create_params as completions
+from openai.types.audio import transcription_create_params as transcriptions
+from openai.types.audio import translation_create_params as translations
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
@@ -30,4 +32,15 @@ ANTHROPIC = frozenset(
 )
 COMPLETIONS = frozenset(completions.CompletionCreateParamsBase.__annotations__) | {"stream"} | VLLM
 CHAT = frozenset(chat.CompletionCreateParamsBase.__annotations__) | {"stream"} | VLLM | VLLM_CHAT
+TRANSCRIPTIONS = (
+    frozenset(transcriptions.TranscriptionCreateParamsBase.__annotations__)
+    | frozenset(translations.TranslationCreateParams.__annotations__)
+    | {
+        "stream",
+        "stream_include_usage",
+        "stream_continuous_usage_stats",
+        "seed",
+        "to_language",
+    }  # of vLLM the last four
+)
 RESPONSES = frozenset(responses.ResponseCreateParamsBase.__annotations__) | {"stream"}

@@ -55,6 +55,7 @@ from modelserve_worker.server.responses.answer import ResponsesAnswer
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.settings import ServerSettings
 from modelserve_worker.server.state import ServedAdapter, ServerState
+from modelserve_worker.server.transcriptions.routes import transcriptions, translations
 
 
 def create_app(
@@ -76,6 +77,8 @@ def create_app(
         Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/messages", messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages_count_tokens, methods=["POST"]),
+        Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
+        Route("/v1/audio/translations", translations, methods=["POST"]),
         Route("/tokenize", tokenize_text, methods=["POST"]),
         Route("/detokenize", detokenize_ids, methods=["POST"]),
         Route("/tokenizer_info", show_tokenizer),

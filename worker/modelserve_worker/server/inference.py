@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -91,6 +92,15 @@ async def answer(
         return body.stream, make_answer(body, model, max_model_len=state.serving_engine().max_model_len)
 
     stream, prepared = await bodies.prepare(request, body_type, make)
+    return await respond(request, prepared, stream=stream)
+
+
+async def respond(
+    request: Request, prepared: Answer, *, stream: bool, media_type: str = "application/json"
+) -> Response | EventStreamResponse:
+    """Run what was prepared for a request. Raises ApiError."""
+    state: ServerState = request.app.state.server
+    context = RequestContext.of(request.scope)
     context.prompt_tokens = prepared.num_prompt_tokens
     context.account.hold_tokens(prepared.num_prompt_tokens)
     await _attach_media(prepared, state, context)
@@ -103,16 +113,17 @@ async def answer(
         return Response(status_code=CLIENT_LEFT)  # nobody reads it; the access log shows why the request ended
     except FAILURES as error:
         raise as_api_error(error) from error
-    return Response(content, media_type="application/json")
+    return Response(content, media_type=media_type)
 
 
 async def _attach_media(prepared: Answer, state: ServerState, context: RequestContext) -> None:
-    """Of one conversation, whose answers share its prompt. As they were sent they are not kept while it is answered."""
+    """Of each prompt, which several answers may share. As they were sent they are not kept while it is answered."""
     context.fetched.clear()
     context.heard.clear()
-    if media := prepared.specs[0].media:
-        await attach_media([spec.request for spec in prepared.specs], media, state.model, context)
-        prepared.specs[:] = [replace(spec, media=()) for spec in prepared.specs]
+    for media, specs in groupby(prepared.specs, key=lambda spec: spec.media):
+        if media:
+            await attach_media([spec.request for spec in specs], media, state.model, context)
+    prepared.specs[:] = [replace(spec, media=()) if spec.media else spec for spec in prepared.specs]
 
 
 async def result(request: Request, body_type: type[ResultBody], compute: Callable[..., dict[str, Any]]) -> Response:

@@ -16,6 +16,7 @@ from modelserve_worker.server.bodies.protocol import LARGEST_COUNT, ChatCompleti
 from modelserve_worker.server.bodies.response_schemas import SCHEMAS
 from modelserve_worker.server.responses.request import ResponsesRequest
 from modelserve_worker.server.state import ServedModel, ServerState
+from modelserve_worker.server.transcriptions.request import TranscriptionRequest, TranslationRequest
 
 _REF = "#/components/schemas/{model}"
 _LENGTHS = {"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"}
@@ -40,6 +41,7 @@ class _Route:
     body: type[BaseModel] | None = None
     streams: bool = False
     method: str = ""  # empty: post where there is a body, else get
+    form: bool = False  # its body is one, and its answer may be text
     unavailable: bool = False  # answers 503 with the same schema where the server is not there yet
 
 
@@ -66,6 +68,17 @@ ROUTES = (
     _Route("/openapi.json", "This document", "Settings"),
 )
 
+AUDIO_ROUTES = (
+    _Route(
+        "/v1/audio/transcriptions", "The text of a recording", "Transcription", TranscriptionRequest, streams=True,
+        form=True,
+    ),
+    _Route(
+        "/v1/audio/translations", "The same in English", "Transcription", TranslationRequest, streams=True, form=True
+    ),
+)  # fmt: skip
+"""Of servers that hear."""
+
 ADAPTER_ROUTES = (
     _Route("/v1/adapters", "Adapters, and how far each is", "Adapters"),
     _Route("/v1/adapters", "Serve this set of adapters", "Adapters", DesiredSet, method="put"),
@@ -77,7 +90,8 @@ ADAPTER_ROUTES = (
 
 def openapi_document(state: ServerState) -> dict[str, Any]:
     """OpenAPI 3.1. Names, vocabulary and longest context are those of the served model."""
-    routes = ROUTES if state.adapters is None else (*ROUTES, *ADAPTER_ROUTES)
+    routes = ROUTES + (() if state.adapters is None else ADAPTER_ROUTES)
+    routes += () if state.model.audio is None else AUDIO_ROUTES
     bodies = [route.body for route in routes if route.body is not None]
     _, generated = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     schemas: dict[str, Any] = generated["$defs"]
@@ -102,6 +116,8 @@ def _method(route: _Route) -> str:
 def _operation(route: _Route, names: dict[str, Any]) -> dict[str, Any]:
     media = "text/plain" if route.answer in ("Metrics", "Told") else "application/json"
     answers = {media: {"schema": {"$ref": _REF.format(model=route.answer)}}}
+    if route.form:
+        answers["text/plain"] = {"schema": {"type": "string"}}
     streamed = {"text/event-stream": {"schema": _EVENT}} if route.streams else {}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": answers | streamed}}
     if route.unavailable:
@@ -112,7 +128,8 @@ def _operation(route: _Route, names: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
     if route.body is not None:
         schema = {"$ref": _REF.format(model=route.body.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        sent = "multipart/form-data" if route.form else "application/json"
+        operation["requestBody"] = {"required": True, "content": {sent: {"schema": schema}}}
     if "{model}" in route.path:
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": names}]
     return operation

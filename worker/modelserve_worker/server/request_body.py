@@ -9,7 +9,7 @@ for others of their size: a small one never waits for a large one, and of the la
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -99,9 +99,34 @@ class RequestBodies:
             await decode_sounds(undecoded, self._state.model, context)
         return await loop.run_in_executor(lane, work)
 
-    async def _read(self, request: Request, account: BodyAccount, most_bytes: int | None) -> bytes:
+    async def form(
+        self,
+        request: Request,
+        form_type: type[Body],
+        read: Callable[[bytes], dict[str, Any]],
+        *,
+        most_bytes: int,
+        allowed_origins: Sequence[str],
+    ) -> Body:
+        """The validated form that `read` makes of the body, in a thread. Raises ApiError. Pages of other sites may send
+        forms without asking first, so a browser's own word for where it comes from is looked at."""
+        context = RequestContext.of(request.scope)
+        _require_origin(request, allowed_origins)
+        data = await self._read(request, context.account, most_bytes, _require_plain)
+        context.body_bytes = len(data)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._last_lane, lambda: validated_document(read(data), form_type, self._policy)
+        )
+
+    async def _read(
+        self,
+        request: Request,
+        account: BodyAccount,
+        most_bytes: int | None,
+        require: Callable[[Request], None] | None = None,
+    ) -> bytes:
         limit = most_bytes or _largest(self._state)
-        _require_json(request)
+        (require or _require_json)(request)
         _require_length(request, limit)
         received = bytearray()
         try:
@@ -175,6 +200,11 @@ def validated(data: bytes, body_type: type[Body], policy: FieldPolicy) -> Body:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(document, dict):
         raise ApiError(f"the body must be a JSON object, not {type(document).__name__}", code="invalid_json")
+    return validated_document(document, body_type, policy)
+
+
+def validated_document(document: dict[str, Any], body_type: type[Body], policy: FieldPolicy) -> Body:
+    """The body that `document` is. Raises ApiError."""
     try:
         body = body_type.model_validate(document, context=policy)
         body.remember_session(document)
@@ -194,6 +224,21 @@ def _require_json(request: Request) -> None:
             f"the content type {given[:80]!r} is not supported; send JSON with 'Content-Type: application/json'",
             status=415, code="unsupported_media_type",
         )  # fmt: skip
+    _require_plain(request)
+
+
+def _require_origin(request: Request, allowed: Sequence[str]) -> None:
+    origin = request.headers.get("origin")
+    if origin is None or "*" in allowed or origin in allowed:
+        return
+    if origin.partition("://")[2] != request.headers.get("host"):
+        raise ApiError(
+            f"pages of {origin[:80]!r} may not send forms here; allow their origin (--allowed-origins)",
+            status=403, code="origin_not_allowed",
+        )  # fmt: skip
+
+
+def _require_plain(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise ApiError(

@@ -14,7 +14,7 @@ from modelserve.errors import InvalidInput
 from modelserve_worker.grammar.answer import Thought
 from modelserve_worker.request import GRAMMAR_FIELD, Request, SamplingParams, ThinkingBudget
 from modelserve_worker.server.answers.conversation import INSTRUCTIONS, template_messages
-from modelserve_worker.server.answers.prompt_media import PlacedMedia, placed_media, sent_media
+from modelserve_worker.server.answers.prompt_media import PlacedMedia, Sent, placed_media, sent_media
 from modelserve_worker.server.answers.prompt_tokens import (
     CONTEXT_CODE,
     CONTEXT_EXCEEDED,
@@ -91,7 +91,13 @@ def chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_le
     return _chat_prompt(body, model, max_model_len=max_model_len).token_ids
 
 
-def _chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_len: int) -> _ChatPrompt:
+def _chat_prompt(
+    body: ChatCompletionRequest,
+    model: ServedModel,
+    *,
+    max_model_len: int,
+    media: Sequence[tuple[str, Sent]] | None = None,
+) -> _ChatPrompt:
     """The same, with where it has images and sounds and where later requests begin to differ."""
     template = model.text.chat_template
     if template is None:
@@ -106,7 +112,7 @@ def _chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_l
         raise ApiError(f"{param} is set by the server; remove it", param=param, code="invalid_value")
     if len(body.messages) > max_model_len:  # each has a token at least
         raise too_many_tokens(len(body.messages), max_model_len, param="messages")
-    sent = sent_media(body, model)
+    sent = sent_media(body, model) if media is None else media
     tools = [tool.model_dump(exclude_unset=True) for tool in body.offered_tools]
     guarded = model.text.encoder.guarded
     try:
@@ -134,11 +140,11 @@ def _chat_prompt(body: ChatCompletionRequest, model: ServedModel, *, max_model_l
         mark=mark,
         salt=body.cache_salt,
     )
-    prompt, history, media = placed_media(prompt, history, sent, model.text.vocabulary.ids, most_tokens=max_model_len)
+    prompt, history, placed = placed_media(prompt, history, sent, model.text.vocabulary.ids, most_tokens=max_model_len)
     turns = np.flatnonzero(np.asarray(prompt) == model.text.vocabulary.ids.get(_TURN, -1))
     instructed = bool(tools) or (bool(messages) and messages[0]["role"] in INSTRUCTIONS)
     shared = int(turns[1]) if instructed and len(turns) > 1 else 0
-    return _ChatPrompt(prompt, tuple(sorted({shared, history} - {0, len(prompt)})), media)
+    return _ChatPrompt(prompt, tuple(sorted({shared, history} - {0, len(prompt)})), placed)
 
 
 def completion_sequences(
@@ -173,10 +179,16 @@ def completion_sequences(
 
 
 def chat_sequences(
-    body: ChatCompletionRequest, model: ServedModel, *, response_id: str, max_model_len: int
+    body: ChatCompletionRequest,
+    model: ServedModel,
+    *,
+    response_id: str,
+    max_model_len: int,
+    media: Sequence[tuple[str, Sent]] | None = None,
 ) -> list[SequenceSpec]:
-    """The n answers to a conversation. Raises ApiError."""
-    prompt, checkpoints, media = _chat_prompt(body, model, max_model_len=max_model_len)
+    """The n answers to a conversation. `media`: what its parts of images and sounds are; left out, they say it. Raises
+    ApiError."""
+    prompt, checkpoints, placed = _chat_prompt(body, model, max_model_len=max_model_len, media=media)
     asked = body.max_completion_tokens or body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     room = _room(prompt, model_len=max_model_len, asked=asked, param=param, source="messages")
@@ -201,7 +213,7 @@ def chat_sequences(
         reply_format=_reply_format(body, prompt, model),
         checkpoints=checkpoints,
         predicted=predicted,
-        media=media,
+        media=placed,
     )
 
 

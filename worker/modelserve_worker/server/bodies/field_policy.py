@@ -102,6 +102,14 @@ ANTHROPIC_FIELDS: Mapping[str, Ignored] = {
     "workspace_id": Ignored(_BOOKKEEPING),
 }
 
+TRANSCRIPTION_FIELDS: Mapping[str, Ignored] = {
+    "user": Ignored(_BOOKKEEPING),
+    "chunking_strategy": Ignored("recordings are cut where they are quiet", ("auto",)),
+    "include": Ignored(_OFF, ([],)),
+    "stream_include_usage": Ignored("usage comes with the last event"),
+    "stream_continuous_usage_stats": Ignored("usage comes with the last event"),
+}
+
 STREAM_OPTIONS_FIELDS: Mapping[str, Ignored] = {
     "continuous_usage_stats": Ignored("usage comes with the last event, if include_usage asks for it"),
     "include_obfuscation": Ignored("padding of events, which is no part of the answer"),

@@ -88,7 +88,13 @@ _RESPONSE_USAGE = _object(
     total_tokens=_COUNT,
 )
 
+_TRANSCRIPTION_USAGE = _object(
+    type=_one_of("tokens"), input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT,
+    input_token_details=_object(text_tokens=_COUNT, audio_tokens=_COUNT),
+)  # fmt: skip
+
 SCHEMAS: dict[str, Any] = {
+    "Transcription": _object(text=_TEXT, usage=_TRANSCRIPTION_USAGE),
     "ModelCard": _CARD,
     "Adapters": _object(
         limits=_object(max=_COUNT, rank=_COUNT, slots=_COUNT, targets=_list(_TEXT)), versionNames={"type": "boolean"},
