@@ -17,9 +17,13 @@ import httpx
 import pytest
 from live_server import EchoEngine, LiveServer, serve
 from seeing import ARCHITECTURE, asking, image, picture, text, write_text_files
+from sounds import TOWERED, noise, saved
 
+from modelserve.model.audio import RATE
+from modelserve.sizing.media.audio_input import AudioInput
 from modelserve.sizing.media.image_input import ImageInput
 from modelserve.sizing.media.image_urls import url_hosts
+from modelserve_worker.media.audio_reader import AudioReader
 from modelserve_worker.media.decode_pool import DecodePool
 from modelserve_worker.media.fetching.image_fetcher import ImageFetcher, Streams
 from modelserve_worker.media.image_reader import ImageReader
@@ -32,11 +36,11 @@ from modelserve_worker.text.checkpoint_text import load_checkpoint_text
 
 CHAT = "/v1/chat/completions"
 HOST, INSIDE = "http://pictures.example.com", "http://inside.example.com"
-DATA = picture()
+DATA, SOUND = picture(), saved(noise(2))
 
 
 class Host(ThreadingHTTPServer):
-    """Has one picture at any path but two: `/late`, when `go` is set, and `/text`."""
+    """Has one picture at any path but two, or a sound where it ends in .wav: `/late`, when `go` is set, and `/text`."""
 
     daemon_threads = True
 
@@ -61,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/late":
             self.server.late.set()
             self.server.go.wait(60)
-        body = b"a text" if self.path == "/text" else DATA
+        body = b"a text" if self.path == "/text" else SOUND if self.path.endswith(".wav") else DATA
         self.send_response(404 if self.path == "/none" else 200)
         self.send_header("Content-Type", "text/html")  # bytes count, not what is said of them
         self.send_header("Content-Length", str(len(body)))
@@ -94,12 +98,50 @@ def host() -> Iterator[Host]:
 def seeing(seeing_model: ServedModel, host: Host) -> Iterator[LiveServer]:
     engine = EchoEngine(max_model_len=2048)
     fetcher = ImageFetcher(url_hosts([HOST, INSIDE]), resolve=host.resolve, connect=host.connect, seconds=60)
-    reader = ImageReader(ImageInput(3, 280, ARCHITECTURE), DecodePool(1), fetcher=fetcher)
-    state = ServerState(replace(seeing_model, images=reader))
+    pool = DecodePool(1)
+    reader = ImageReader(ImageInput(3, 280, ARCHITECTURE), pool, fetcher=fetcher)
+    heard = AudioReader(AudioInput(2, 30, TOWERED), pool)
+    state = ServerState(replace(seeing_model, images=reader, audio=heard))
     state.mark_ready(engine)
     with serve(state, engine) as live:
         yield live
     reader.close()
+    heard.close()
+
+
+def sound(path: str, where: str = HOST) -> dict[str, Any]:
+    return {"type": "audio_url", "audio_url": {"url": where + path}}
+
+
+def test_sounds_are_fetched_from_the_hosts_of_images(seeing: LiveServer, host: Host) -> None:
+    """Beside images, once each, and known by their bytes; elsewhere nothing is, nor for a request that asks so."""
+    answer = ask(seeing, asking(text("a"), sound("/a.wav"), at("/b"), sound("/a.wav")))
+    assert answer.status_code == 200, answer.text
+    assert sorted(host.asked) == ["/a.wav", "/b"]
+    details = answer.json()["usage"]["prompt_tokens_details"]
+    assert (details["audio_tokens"], details["image_tokens"]) == (2 * TOWERED.soft_tokens(2 * RATE), 266)
+    first, _, second = seeing.engine.requests[0].spans
+    assert first.key == second.key
+    assert ask(seeing, asking(text("b"), sound("/c.wav"))).status_code == 200
+    assert seeing.engine.requests[1].spans[0].key == first.key
+    counted = httpx.get(f"{seeing.url}/metrics").text
+    assert 'modelserve_sound_fetch_seconds_count{model_name="tiny"} 2.0' in counted
+    assert 'modelserve_image_fetch_seconds_count{model_name="tiny"} 1.0' in counted
+    host.asked.clear()
+    for part, code, words in (
+        (sound("/a.wav", "https://elsewhere.example.com"), "media_url_refused", "not fetched from there"),
+        (sound("/a.wav", INSIDE), "media_url_refused", "not public"),
+        (sound("/none"), "media_fetch_failed", "answers 404"),
+        (sound("/text"), "media_undecodable", "no sound that is read here"),
+    ):
+        error = ask(seeing, asking(text("c"), part)).json()["error"]
+        assert (error["code"], error["param"]) == (code, "messages.0.content.1"), error
+        assert words in error["message"]
+    assert host.asked == ["/none", "/text"]
+    assert (
+        'modelserve_sounds_refused_total{model_name="tiny",reason="MediaFetchFailed"} 1.0'
+        in httpx.get(f"{seeing.url}/metrics").text
+    )
 
 
 def at(path: str, where: str = HOST, **options: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from modelserve_worker.server.bodies import field_policy
 from modelserve_worker.server.bodies.field_policy import FieldPolicy
 from modelserve_worker.server.bodies.protocol import ChatCompletionRequest, CompletionRequest
 from modelserve_worker.server.responses.request import ResponsesRequest
+from modelserve_worker.server.transcriptions.request import TranscriptionRequest, TranslationRequest
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [USER]}
@@ -29,6 +30,7 @@ TABLES = {
 }
 RESPONSES: dict[str, Any] = {"model": "tiny", "input": [USER]}
 MESSAGES: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "messages": [USER]}
+RECORDING: dict[str, Any] = {"model": "tiny", "file": b"x"}
 OTHER_TABLES = {
     "input.": field_policy.INPUT_FIELDS,
     "reasoning.": field_policy.REASONING_FIELDS,
@@ -87,6 +89,7 @@ CASES = [
     for body_type, body, fields in (
         (ResponsesRequest, RESPONSES, field_policy.RESPONSES_FIELDS),
         (MessagesRequest, MESSAGES, field_policy.ANTHROPIC_FIELDS),
+        (TranscriptionRequest, RECORDING, field_policy.TRANSCRIPTION_FIELDS),
     )
     for name, ignored in fields.items()
     for value in ignored.values or ("x", {"a": [1]}, True)
@@ -103,6 +106,8 @@ PLAIN = {
     ChatCompletionRequest: CHAT,
     ResponsesRequest: RESPONSES,
     MessagesRequest: MESSAGES,
+    TranscriptionRequest: RECORDING,
+    TranslationRequest: RECORDING,
 }
 
 
@@ -205,6 +210,9 @@ def test_what_the_page_calls_refused_is_refused_with_that_reason(server: Any, ht
     refused = sorted(public - field_table.taken(model).keys() - model.ignored.keys())
     assert refused
     for name in refused:
-        answer = http.post(route, json=PLAIN[model] | {name: "x"})
+        if issubclass(model, TranscriptionRequest):
+            answer = http.post(route, data={"model": "tiny", name: "x"}, files={"file": b"x"})
+        else:
+            answer = http.post(route, json=PLAIN[model] | {name: "x"})
         assert answer.status_code == 400
         assert field_table.REFUSED_FIELDS[name] in answer.json()["error"]["message"]

@@ -113,7 +113,7 @@ class ImageFetcher:
             raise MediaFetchFailed(f"{place.shown!r}: the name has no address")
         if not all(map(is_public, addresses)):
             raise MediaUrlRefused(
-                f"{place.shown!r}: the name leads to an address that is not public; images are fetched from public ones"
+                f"{place.shown!r}: the name leads to an address that is not public; only public ones are fetched from"
             )
         tls = self._tls if place.scheme == "https" else None
         failed: OSError | None = None

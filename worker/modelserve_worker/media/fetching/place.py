@@ -51,8 +51,8 @@ def place_of(url: str, hosts: Sequence[UrlHost]) -> Place:
     entry = next((each for each in hosts if each.holds(scheme, host)), None)
     if entry is None:
         raise MediaUrlRefused(
-            f"{what!r}: images are not fetched from there; send the image itself, as data:image/jpeg;base64,..., or "
-            "plan its host (spec.modalities.image.urls)"
+            f"{what!r}: images and sounds are not fetched from there; send the file itself, as data:TYPE;base64,..., "
+            "or plan its host (spec.modalities.image.urls)"
         )
     if port not in (None, PORTS[scheme]):
         raise MediaUrlRefused(f"{what!r}: {scheme} is reached at port {PORTS[scheme]} alone; leave the port out")
