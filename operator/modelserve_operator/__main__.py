@@ -26,7 +26,7 @@ from modelserve_operator.gathering.management_key import ManagementKeys
 from modelserve_operator.gathering.replanning import Replanning
 from modelserve_operator.gathering.watchdog import Watchdog, WatchFrozenError
 from modelserve_operator.learning.shared_config import SharedConfig
-from modelserve_operator.process import endpoint
+from modelserve_operator.process import endpoint, metrics
 from modelserve_operator.process.leadership import Leadership, LeaseLostError
 from modelserve_operator.process.tasks import until_first_ends, until_signal
 from modelserve_operator.process.work_queue import WorkQueue
@@ -74,6 +74,8 @@ async def run(settings: Settings) -> None:
         ):
             watchdog.last_round_trip = time.monotonic()
             await _first_list(gatherer)
+            if settings.model_caches and MODEL_CACHE not in gatherer.absent:
+                metrics.show_caches(*cache_gatherer.counts())
             replanning.everything()
             watching = kopf.operator(
                 registry=build_registry(gatherer, replanning),

@@ -16,6 +16,7 @@ from modelserve_operator.caches.reasons import CacheReason
 from modelserve_operator.cluster.kinds import JOB
 from modelserve_operator.gathering.cache_gatherer import CacheGatherer
 from modelserve_operator.manifests.cache_jobs import JobImage
+from modelserve_operator.process import metrics
 from modelserve_operator.process.work_queue import Key
 from modelserve_operator.settings import Settings
 from modelserve_operator.writing.apply import Applier, WriteError
@@ -25,6 +26,7 @@ from modelserve_operator.writing.status_contest import StatusContests
 logger = logging.getLogger(__name__)
 
 REFUSED_SECONDS = 30.0
+GONE_SECONDS = 2.0  # until the watch has told that an object is no more
 
 
 class CacheReconciler:
@@ -49,6 +51,7 @@ class CacheReconciler:
         """Bring one ModelCache a step nearer to its spec. Returns seconds until it is to be looked at again; None: it
         is gone. A status or a finalizer that could not be written is raised in the end, for the queue to back off.
         """
+        metrics.show_caches(*self._gatherer.counts())
         snapshot = await self._gatherer.observe(key)
         if snapshot is None:
             self._statuses.forget(key)
@@ -56,9 +59,10 @@ class CacheReconciler:
         decision = decide(snapshot, self._image, most_fetches=self._settings.cache_fetches)
         writer = CacheWriter(self._applier, self._statuses, decision)
         if decision.hold:
-            if not await writer.hold() and writer.failures:
+            held = await writer.hold()
+            if writer.failures:
                 raise writer.failures[0]
-            return 0.0  # it is another object now, which is decided on anew
+            return 0.0 if held else GONE_SECONDS  # it is another object now, which is decided on anew
         refused = await writer.make()
         if namespace_goes(refused) and snapshot.leaving:
             await writer.abandon()
@@ -70,6 +74,7 @@ class CacheReconciler:
             if not writer.failures:
                 await writer.release()
         elif await writer.report():
+            metrics.show_caches(*self._gatherer.counts())
             for name in snapshot.users if writer.turned else ():
                 self._tell(Key(key.namespace, name))
             await writer.discard()

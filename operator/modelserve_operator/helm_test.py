@@ -1,7 +1,8 @@
-"""Tests from outside whether an installed operator works: `python -m modelserve_operator.helm_test ADDRESS REPLICAS`,
-the chart's test.
+"""Tests from outside whether an installed operator works, as the chart's test does:
+`python -m modelserve_operator.helm_test ADDRESS REPLICAS [--caches]`.
 
-One of the replicas holds the Lease; it is alive, and has heard of the cluster through its watches.
+One of the replicas holds the Lease; it is alive, and has heard of the cluster through its watches. With --caches it
+keeps ModelCaches, whose definition is there and may be listed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PORT = 9090
 PATIENCE_SECONDS = 60.0
 
 
-def problem(read: Callable[[str], str], *, replicas: int) -> str | None:
+def problem(read: Callable[[str], str], *, replicas: int, caches: bool = False) -> str | None:
     """What is wrong, or None. `read` answers a path, of whichever replica the Service chooses; raises OSError."""
     waiting = 0
     for _ in range(8 * replicas):
@@ -32,6 +33,8 @@ def problem(read: Callable[[str], str], *, replicas: int) -> str | None:
             continue
         if not metrics.get("modelserve_operator_watch_events_total"):
             return "the operator that holds the Lease has heard nothing through its watches"
+        if caches and "modelserve_operator_caches" not in metrics:
+            return "the operator keeps no ModelCaches: their CRD is missing, or it may not list them"
         return None
     return f"no operator holds the Lease: {waiting} answers came from operators that wait for it"
 
@@ -47,7 +50,7 @@ def _metrics(text: str) -> dict[str, float]:
 
 def main() -> None:
     """Exit code 1 and the reason, when it does not work within PATIENCE_SECONDS."""
-    address, replicas = sys.argv[1], int(sys.argv[2])
+    address, replicas, caches = sys.argv[1], int(sys.argv[2]), "--caches" in sys.argv[3:]
 
     def read(path: str) -> str:
         with urllib.request.urlopen(f"http://{address}:{PORT}{path}", timeout=5) as answer:
@@ -55,7 +58,7 @@ def main() -> None:
             return text
 
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := problem(read, replicas=replicas)) is not None:
+    while (found := problem(read, replicas=replicas, caches=caches)) is not None:
         if time.monotonic() > deadline:
             sys.exit(found)
         time.sleep(2)

@@ -156,6 +156,12 @@ def test_an_installation_works_when_the_one_that_holds_the_lease_hears_the_clust
     deaf = _metrics(leader=1, events=0)
     assert "has heard nothing" in (helm_test.problem(lambda path: deaf, replicas=1) or "")
 
+    working = _metrics(leader=1, events=3)
+    assert helm_test.problem(lambda path: working, replicas=1) is None
+    assert "keeps no ModelCaches" in (helm_test.problem(lambda path: working, replicas=1, caches=True) or "")
+    keeping = f'{working}modelserve_operator_caches{{state="there"}} 0\n'
+    assert helm_test.problem(lambda path: keeping, replicas=1, caches=True) is None
+
     def refuse(path: str) -> str:
         raise OSError("connection refused")
 

@@ -28,6 +28,7 @@ from modelserve.errors import InvalidInput
 from modelserve_operator import labels
 from modelserve_operator.cluster.kinds import CLAIM, CONTROLLER_REVISION, DEPLOYMENT, JOB, MODEL_CACHE, MODEL_SERVE, POD
 from modelserve_operator.cluster.kube import KubeError
+from modelserve_operator.process.metrics import REGISTRY
 from modelserve_operator.settings import Settings
 
 HELD = "serving.modelserve.dev/free"
@@ -91,6 +92,8 @@ def test_a_cache_is_filled_once_and_says_what_it_holds(volumes, world) -> None:
     world.restart_operator()
     wait(world, volumes)
     assert (world.rest(), volumes.fetched) == ([], [("/models/modelserve-caches/gemma", FIRST)])
+    states = ({"state": each} for each in ("there", "filled"))
+    assert [REGISTRY.get_sample_value("modelserve_operator_caches", each) for each in states] == [1, 1]
 
 
 def test_progress_is_what_the_fetching_pod_tells(volumes, world) -> None:
@@ -327,6 +330,7 @@ def test_bytes_that_cannot_be_freed_are_told_and_tried_again(volumes, world) -> 
     world.cluster.remove(MODEL_CACHE, "ml", "gemma")
     wait(world, volumes)
     assert condition(world, "gemma") == ("False", "FreeFailed")
+    assert condition(world, "gemma", "Stalled") == ("True", "FreeFailed")
     assert HELD in message(world, "gemma")
     del volumes.broken["gemma"]
     wait(world, volumes, seconds=61.0)
@@ -380,6 +384,40 @@ def test_as_many_are_fetched_at_a_time_as_the_installation_allows(volumes, world
         world.pass_time(11.0)
         assert len(volumes.running()) <= 2
     assert {condition(world, f"c{number}") for number in range(5)} == {("True", "Filled")}
+
+
+def test_jobs_that_free_keep_no_other_from_being_fetched(volumes, world) -> None:
+    world.settings = Settings(worker_image="worker:test", cache_fetches=1)
+    world.restart_operator()
+    cache(world, "gone")
+    wait(world, volumes)
+    world.cluster.remove(MODEL_CACHE, "ml", "gone")
+    world.settle()
+    assert [labels.label_of(job, labels.CACHE_TASK) for job in volumes.running()] == ["free"]
+    cache(world, "gemma")
+    world.settle()
+    assert condition(world, "gemma") == ("False", "Fetching")
+    assert len(volumes.running()) == 2
+
+
+def test_why_a_pod_does_not_start_is_said(volumes, world) -> None:
+    def say_it_has_no_node(task: str) -> None:
+        world.settle()
+        (job,) = volumes.running()
+        assert labels.label_of(job, labels.CACHE_TASK) == task
+        (pod,) = world.cluster.pods_of(job)
+        waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
+        world.cluster.set_pod(pod, phase="Pending", conditions=[waits])
+        world.settle()
+        assert "0/3 nodes fit" in message(world, "gemma")
+
+    cache(world, "gemma")
+    say_it_has_no_node("fill")
+    wait(world, volumes)
+    world.cluster.remove(MODEL_CACHE, "ml", "gemma")
+    say_it_has_no_node("free")
+    wait(world, volumes)
+    assert world.cluster.of(MODEL_CACHE) == []
 
 
 def test_another_revision_is_fetched_in_place_of_the_one_that_is_under_way(volumes, world) -> None:

@@ -18,6 +18,7 @@ from localcluster import operator_process
 from localcluster.deployment import CHECKPOINT, Deployed, apply_example
 from localcluster.hub import Hub, hub
 from localcluster.kubectl import Kubectl, KubectlError, condition, wait_for
+from localcluster.settings import NODE_NAME
 from localcluster.target import Target
 
 NAMESPACE = "modelserve-e2e"
@@ -34,7 +35,7 @@ class Cached:
     folder: Path  # of the cache on the node's disk
 
     def reason(self) -> str:
-        return str(condition(self.shown(), "Ready").get("reason", ""))
+        return _ready(self, CACHE)
 
     def shown(self) -> dict[str, Any]:
         return self.kubectl.get("modelcache", CACHE)
@@ -73,6 +74,31 @@ def cached(cluster: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         for name in NAMES:
             kubectl.run("delete", "modelserve", name, "--ignore-not-found", "--wait=false")
         kubectl.run("delete", "modelcache", CACHE, "--ignore-not-found")
+
+
+@pytest.fixture
+def made_volume(cluster: Target) -> Iterator[str]:
+    """A volume that waits for a claim of its class, as a provisioner would make one; the class."""
+    assert cluster.local is not None
+    folder, name = cluster.local.weights / "made-for-a-cache", "made-for-a-cache"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    on_the_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE_NAME]}
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "storageClassName": name,
+        "local": {"path": str(folder)},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_the_node]}]}},
+    }
+    cluster.kubectl.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
+    yield name
+    cluster.kubectl.delete("persistentvolume", name)
+
+
+def _ready(cached: Cached, name: str) -> str:
+    return str(condition(cached.kubectl.get("modelcache", name), "Ready").get("reason", ""))
 
 
 def _readers(cluster: Target) -> list[Deployed]:
@@ -135,7 +161,7 @@ def _workers(cached: Cached) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("spec", "said"), [
     ({"uri": "pvc://claim/model"}, "spec.uri"),
     ({"uri": "hf://somebody/other"}, "uri cannot be changed"),
-    ({"storage": {}}, "storage is one of"),
+    ({"storage": {"persistentVolumeClaim": {"name": "weights"}, "volume": {"size": "1Gi"}}}, "storage is one of"),
     ({"storage": {"volume": {"size": "1Gi"}}}, "storage cannot be changed"),
     ({"refreshMinutes": 1}, "spec.refreshMinutes"),
 ])  # fmt: skip
@@ -172,6 +198,18 @@ def test_a_damaged_file_is_found_when_asked_for_and_the_worker_goes_on(cached: C
     after = _workers(cached)
     assert [each["metadata"]["uid"] for each in after] == [each["metadata"]["uid"] for each in before]
     assert condition(cached.kubectl.get("modelserve", NAMES[0]), "Ready")["status"] == "True"
+
+
+def test_a_claim_is_made_for_a_cache_and_goes_with_it(cluster: Target, cached: Cached, made_volume: str) -> None:
+    volume = {"size": "1Gi", "storageClassName": made_volume, "accessModes": ["ReadWriteMany"]}
+    own = _cache(cached.hub.url, secretRef={"name": "hub"}, storage={"volume": volume})
+    own["metadata"]["name"] = "own"
+    cached.kubectl.apply(own)
+    wait_for("it is filled", lambda: _ready(cached, "own") == "Filled")
+    claim = cached.kubectl.get("persistentvolumeclaim", "own-cache")
+    assert claim["metadata"]["ownerReferences"][0]["kind"] == "ModelCache"
+    cached.kubectl.run("delete", "modelcache", "own")
+    wait_for("its claim goes", lambda: not cached.kubectl.exists("persistentvolumeclaim", "own-cache"))
 
 
 def test_its_bytes_go_once_nobody_reads_it(cached: Cached) -> None:

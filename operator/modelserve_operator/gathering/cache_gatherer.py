@@ -47,6 +47,11 @@ class CacheGatherer:
         """Every ModelCache."""
         return frozenset(Key(*key_of(body)) for body in self._store.all(MODEL_CACHE))
 
+    def counts(self) -> tuple[int, int]:
+        """How many there are, and how many of them are filled."""
+        bodies = tuple(self._store.all(MODEL_CACHE))
+        return len(bodies), sum(sources.filled_status(body) is not None for body in bodies)
+
     def concerned(self, heard: Heard) -> frozenset[Key]:
         """ModelCaches that what was heard may concern: those of ModelServes of which something changed, since they may
         be used by others now."""

@@ -30,6 +30,12 @@ ADAPTERS = Gauge(
     ["namespace", "name", "state"],
     registry=REGISTRY,
 )
+CACHES = Gauge(
+    "modelserve_operator_caches",
+    "ModelCaches: there, and filled, which ModelServes can read.",
+    ["state"],
+    registry=REGISTRY,
+)
 HALTED_MOVES = Gauge(
     "modelserve_operator_halted_moves",
     "ModelServes that do not move to the newer worker because it fails where it was tried.",
@@ -48,6 +54,12 @@ def show_adapters(key: tuple[str, str], there: int, ready: int) -> None:
     """Of one ModelServe."""
     for state, count in (("there", there), ("ready", ready)):
         ADAPTERS.labels(*key, state).set(count)
+
+
+def show_caches(there: int, filled: int) -> None:
+    """Of all namespaces; without a call there are no series: none are kept."""
+    for state, count in (("there", there), ("filled", filled)):
+        CACHES.labels(state).set(count)
 
 
 def forget_adapters(key: tuple[str, str]) -> None:
