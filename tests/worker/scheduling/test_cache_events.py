@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 from prefix_sessions import Sessions, text
 
 from modelserve.engine_args import EngineArgs
+from modelserve_worker.embedded_spans import AudioFrames, EmbeddedSpan
 from modelserve_worker.engine.event_publisher import EventPublisher, event_publisher
 from modelserve_worker.scheduling.cache_events import CacheEvents
 from modelserve_worker.scheduling.prefix.token_chain import TokenChain
@@ -144,6 +146,24 @@ def test_a_router_that_only_listens_knows_what_is_cached(publisher: EventPublish
     assert sessions.reuse.cache.evictions > 20
     assert compared > 200
     assert {"BlockStored", "BlockRemoved", "AllBlocksCleared"} <= router.seen
+
+
+def test_blocks_with_rows_of_a_sound_name_it(publisher: EventPublisher, router: Router) -> None:
+    """By its key, as of images; placeholders alone are alike in all of them."""
+    sessions = _told(publisher)
+    prompt = text(1, 300)
+    for key in (b"a" * 16, b"b" * 16):
+        sound = EmbeddedSpan(70, AudioFrames(np.zeros((400, 128), dtype=np.float32), 100), key, mutual=False)
+        sessions.add(prompt, text(2, 8), spans=(sound,))
+        while sessions.scheduler.has_requests:
+            sessions.step()
+    sessions.reuse.tell()
+    router.catch_up()
+    told = {keys for _, _, keys in router.blocks.values()}
+    assert told == {(), ((b"a" * 16).hex(),), ((b"b" * 16).hex(),)}
+    for key in ("a", "b"):
+        of_key = [tokens for _, tokens, keys in router.blocks.values() if keys == ((key.encode() * 16).hex(),)]
+        assert sorted(of_key) == sorted([tuple(prompt[64:128]), tuple(prompt[128:192])])
 
 
 def test_what_a_router_knows_is_found(publisher: EventPublisher, router: Router) -> None:

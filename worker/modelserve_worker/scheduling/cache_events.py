@@ -7,8 +7,8 @@ long before its prefix is sent here for less than the router believes: it finds 
 Each event is what vLLM publishes since its events are maps (vllm/distributed/kv_events.py; vllm-project/vllm#42892), of
 group 0, the global layers'. What sliding layers keep is no event of its own. A block's hash is the first 64 bits of the
 chain's, which begins with whose tokens they are; a router makes hashes of its own, of tokens and extra keys, so keys of
-others than nobody's requests are the extra keys of the first block, and those of images are of the blocks with rows of
-them.
+others than nobody's requests are the extra keys of the first block, and those of images and sounds of the blocks that
+have rows of them.
 """
 
 from __future__ import annotations

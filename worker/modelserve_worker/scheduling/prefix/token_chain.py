@@ -3,7 +3,7 @@
 A chain begins with whose tokens they are, so that requests which must not read each other's rows never meet. A hash is
 128 bits of BLAKE2b over the one before it and the page's tokens: nobody can make two texts meet. Rows that begin from
 embeddings are told apart by their spans' keys, which are in the hash of every page that has some of them: their tokens
-are placeholders, alike in all images.
+are placeholders, alike in all images and all sounds.
 """
 
 from __future__ import annotations

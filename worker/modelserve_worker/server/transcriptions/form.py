@@ -1,12 +1,10 @@
-"""A body of multipart/form-data, in memory: what its parts are called, and what they hold."""
+"""A body of multipart/form-data, in memory: what its parts are called, and what they hold. The parser is imported with
+the first form."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
 
 from modelserve_worker.server.errors.errors import ApiError
 
@@ -48,6 +46,8 @@ class _Reader:
 
 def boundary_of(content_type: str) -> bytes:
     """Of the type of a form. Raises ApiError for another type."""
+    from python_multipart.multipart import parse_options_header
+
     kind, options = parse_options_header(content_type.encode("latin-1"))
     if kind != _FORM or not options.get(b"boundary"):
         raise ApiError(
@@ -59,6 +59,9 @@ def boundary_of(content_type: str) -> bytes:
 
 def read_form(data: bytes, boundary: bytes) -> dict[str, list[bytes]]:
     """What the parts of each name hold, `[]` behind a name left out. Raises ApiError for what is no such form."""
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import MultipartParser, parse_options_header
+
     reader = _Reader()
     callbacks: Any = {
         "on_part_begin": reader.begin, "on_header_field": reader.name, "on_header_value": reader.value,
