@@ -174,6 +174,29 @@ def test_damaged_files_are_sounds_or_refused(shared: AudioReader, kind: int, dat
     assert len(made.frames) == TOWERED.soft_tokens(made.samples) >= 1
 
 
+@pytest.mark.parametrize(
+    ("begins", "name"),
+    [
+        (b"\0\0\0\x20ftypmp42", "M4A, MP4 or MOV"), (b"\x1aE\xdf\xa3\1", "WebM or Matroska"), (b"\xff\xf1\x4c", "AAC"),
+        (b"\xff\xf9\x4c", "AAC"), (b"ADIF", "AAC"), (b"FORM\0\0\0\0AIFF", "AIFF"), (b"#!AMR\n", "AMR"),
+        (b"0&\xb2u\x8e", "WMA"), (b"caff\0", "CAF"), (b"RF64\xff", "WAV of 64 bits"),
+    ],
+)  # fmt: skip
+def test_other_formats_are_refused_by_name(begins: bytes, name: str) -> None:
+    with pytest.raises(MediaUndecodable, match=f"it looks like {name}, which is not read here; send WAV, FLAC, OGG"):
+        sound_format(begins + bytes(8))
+
+
+@pytest.mark.parametrize(
+    "head", [b"\xff\xeb\x90\x00", b"\xff\xfb\xf0\x00", b"\xff\xfb\x9c\x00", b"\xff\xfb\x90", b"\xfe\xfb\x90\0"]
+)
+def test_what_is_no_frame_of_mpeg_is_no_sound(head: bytes) -> None:
+    """A version, a bit rate and a rate that there are not, a head that is cut, and no sync."""
+    assert sound_format(b"\xff\xfb\x90\x00") == "MP3"
+    with pytest.raises(MediaUndecodable):
+        sound_format(head)
+
+
 def test_formats_by_their_first_bytes() -> None:
     assert [sound_format(each) for each in _HEADS] == ["WAV", "FLAC", "OGG", "MP3"]
     assert sound_format(b"ID3\x04" + bytes(8)) == "MP3"
