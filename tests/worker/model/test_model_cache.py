@@ -178,6 +178,16 @@ def test_a_half_that_was_damaged_on_the_disk_is_found_by_the_hash_of_the_whole(s
     assert [each.bytes for each in served.sent if each.name == WEIGHTS] == [SIZE // 2, SIZE]
 
 
+def test_a_partial_file_that_is_too_long_is_begun_anew(served: Hub, tmp_path: Path) -> None:
+    """As of another commit, whose file of the name was larger: no byte of it is kept, and none is fetched twice."""
+    partial = tmp_path / FIRST / transfer.PARTIAL_FOLDER / WEIGHTS
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"x" * (SIZE + 1))
+    fill(URI, "main", tmp_path)
+    assert _same(tmp_path, served, FIRST)
+    assert [each.bytes for each in served.sent if each.name == WEIGHTS] == [SIZE]
+
+
 def test_bytes_that_are_wrong_twice_are_told_and_nobody_gets_them(served: Hub, tmp_path: Path) -> None:
     served.damaged = {WEIGHTS: 99}
     with pytest.raises(HashMismatchError, match=f"{WEIGHTS}: {SIZE} bytes arrived twice"):
