@@ -29,7 +29,8 @@ from modelserve.units import MIB
 KEYS_PER_PASS = 16_384  # keys of global layers that plain attention reads (and, for v_only, expands) at a time
 SCORES_PER_PASS = 1 << 25  # attention scores of one matrix product
 PROMPT_SCORE_ROWS = 32  # rows of logits that are scored at a time for log probabilities of a prompt
-ROWS_PER_SORT = 16  # rows of logits that are sorted at a time, where the sampling kernels do not do
+ROWS_PER_SORT = 16  # rows of logits that plain PyTorch sorts at a time
+FILTERED_ROWS = 64  # rows of logits that kernels filter at a time; they hold less than ROWS_PER_SORT that are sorted
 TOP_K_CAPACITY = 128  # largest top-k of the sampling kernels, a power of two
 VOCABULARY_CHUNK = 4096  # logits that one program of the sampling kernels reduces to TOP_K_CAPACITY, a power of two
 CUBLAS_WORKSPACE_BYTES = 64 * MIB  # cuBLAS and cuBLASLt, 32 MiB each on Hopper, taken from PyTorch's allocator

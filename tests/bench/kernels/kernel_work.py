@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,18 +22,20 @@ from modelserve.sizing.backends.resolve import Formats, resolve
 from modelserve.sizing.backends.table import LIBRARY, KernelTable, Operation
 from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout
 from modelserve.sizing.weights.text import layer_tensors
+from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.kernels.attention import triton_launches as launches
 from modelserve_worker.kernels.attention.arguments import HeadNorms, LayerPages, Rotary, StepRows
 from modelserve_worker.kernels.attention.bound_kernels import AttentionKernels
 from modelserve_worker.kernels.experts.experts import Choice
 from modelserve_worker.kernels.operations import Operations
-from modelserve_worker.kernels.sampling.sampling import CandidateRows
+from modelserve_worker.kernels.sampling.sampling import Adjustments, SampledRows
 from modelserve_worker.kernels.step import Step
 from modelserve_worker.layers.moe import MixtureOfExperts
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.layers.placement import Placement
 from modelserve_worker.layers.stored.matrix import StoredMatrix
 from modelserve_worker.layers.stored.stored_matrix import stored_matrix
+from modelserve_worker.request import SamplingParams
 from modelserve_worker.step.sampler import draw_candidates
 from modelserve_worker.step.sampling_slots import SamplingSlots
 
@@ -215,15 +218,52 @@ def elementwise(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line
         gates = [random(rows, 2 * a.intermediate_size) for _ in range(8)]
         return Work([partial(made.gated_gelu, each) for each in gates], 1.5 * gates[0].nbytes)
 
-    def draw(rows: int) -> Work:
-        columns, at = SamplingSlots(max_num_seqs=rows, vocab_size=a.vocab_size, device=DEVICE).device, ints(range(rows))
-        given = CandidateRows(slots=at, positions=at, output_counts=at, columns=columns, width=1, softcap=30.0)
-        logits, kernels = [random(rows, a.vocab_size) for _ in range(8)], Operations(table, DEVICE).sampling
-        calls = [partial(draw_candidates, kernels, TensorParallel(), each, given, first_token=0) for each in logits]
-        return Work(calls, logits[0].nbytes)
-
-    for name, make, rows in (("norms", norm, sizes.many), ("gelu", gelu, sizes.many), ("sampler", draw, ())):
+    for name, make, rows in (("norms", norm, sizes.many), ("gelu", gelu, sizes.many)):
         yield name, [Cell(f"{n}", partial(make, n)) for n in (*sizes.few, *rows)]
+    for kind, changes in SAMPLED.items():
+        yield f"sampler {kind}", [Cell(f"{n}", partial(sampler, model, table, n, changes)) for n in (*sizes.few, 128)]
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "temperature": {},
+    "top_p": {"top_p": 0.9},
+    "min_p": {"min_p": 0.05},
+    "penalties": {"frequency_penalty": 0.1, "presence_penalty": 0.1},
+    "biases": {"logit_bias": tuple((8 * token, -1.0) for token in range(300))},
+    "all": {
+        "top_p": 0.9, "min_p": 0.05, "frequency_penalty": 0.1, "presence_penalty": 0.1,
+        "logit_bias": tuple((8 * token, -1.0) for token in range(300)),
+    },
+    "logprobs": {"logprobs": 20},
+}  # fmt: skip
+
+
+def sampler(model: Model, table: KernelTable, rows: int, changes: dict[str, Any]) -> Work:
+    """Rows of one kind, of random logits as flat as a filter never sees them: its longest work."""
+    a, backend = model.architecture, Operations(table, DEVICE).sampling
+    slots, at = SamplingSlots(max_num_seqs=rows, vocab_size=a.vocab_size, device=DEVICE), ints(range(rows))
+    params = [SamplingParams(seed=row, max_tokens=9, **changes) for row in range(rows)]
+    slots.admit([AdmittedRequest(row, "", each, (), ()) for row, each in enumerate(params)])
+    paths, places = slots.paths(np.arange(rows, dtype=np.int32)), torch.arange(rows, device=DEVICE)
+    seen = torch.zeros(rows, a.vocab_size, dtype=torch.int32, device=DEVICE)
+    given = SampledRows(
+        slots=at, positions=at, output_counts=at, columns=slots.device, width=1, softcap=30.0,
+        adjustments=Adjustments(seen, slots.lists) if paths.adjusted else None,
+    )  # fmt: skip
+    logits = [random(rows, a.vocab_size) for _ in range(8)]
+
+    def draw(of: Tensor) -> Tensor:
+        if not paths.filtered.any():
+            return draw_candidates(backend, TensorParallel(), of, given, first_token=0)
+        blocks = places.split(backend.rows_at_once)
+        return torch.cat([backend.draw_filtered(of, given.some(each), each) for each in blocks])
+
+    def report(of: Tensor) -> None:
+        for each in places.split(backend.rows_at_once):
+            backend.logprobs(of, each, each, most=20, softcap=30.0)
+
+    call = report if "logprobs" in changes else draw
+    return Work([partial(call, each) for each in logits], logits[0].nbytes + seen.nbytes * bool(paths.penalised.any()))
 
 
 def lines(model: Model, capability: int, sizes: Sizes) -> Iterator[Line]:

@@ -13,11 +13,10 @@ import torch
 from modelserve.sizing.activation import TOP_K_CAPACITY
 from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
 from modelserve_worker.kernels.sampling.sampling import (
-    CandidateRows,
+    Adjustments,
     PlainSampling,
+    SampledRows,
     SamplingBackend,
-    draw_tokens,
-    softcapped,
 )
 from modelserve_worker.kernels.sampling.sampling_triton import TritonSampling
 from modelserve_worker.request import SamplingParams
@@ -51,7 +50,7 @@ def _rows(
     cap: float | None = CAP,
     masks: np.ndarray | None = None,
     mask_rows: np.ndarray | None = None,
-) -> CandidateRows:
+) -> SampledRows:
     """Row i of kinds[i], in slot len(kinds) - 1 - i."""
     count = len(kinds)
     slots = SamplingSlots(max_num_seqs=count, vocab_size=vocab_size, device=DEVICE)
@@ -61,24 +60,26 @@ def _rows(
         [AdmittedRequest(int(s), "", p, (), (), (*EOS, *p.stop_token_ids)) for s, p in zip(taken, params, strict=True)]
     )
     paths = slots.paths(taken)
-    assert not paths.exact.any()
-    return CandidateRows(
+    assert not paths.filtered.any()
+    seen = torch.zeros(count, vocab_size, dtype=torch.int32, device=DEVICE)
+    return SampledRows(
         slots=torch.from_numpy(taken).to(DEVICE),
         positions=torch.arange(100, 100 + count, dtype=torch.int32, device=DEVICE),
         output_counts=torch.full((count,), 4, dtype=torch.int32, device=DEVICE),
         columns=slots.device,
         width=paths.width,
         softcap=cap,
+        adjustments=Adjustments(seen, slots.lists) if paths.adjusted else None,
         masks=None if masks is None else torch.from_numpy(masks).to(DEVICE),
         mask_rows=None if mask_rows is None else torch.from_numpy(mask_rows).to(DEVICE),
     )
 
 
-def _whole(backend: SamplingBackend, logits: torch.Tensor, rows: CandidateRows) -> list[int]:
+def _whole(backend: SamplingBackend, logits: torch.Tensor, rows: SampledRows) -> list[int]:
     return backend.draw(backend.select(logits, rows, first_token=0), rows).tolist()
 
 
-def _shared(backend: SamplingBackend, logits: torch.Tensor, rows: CandidateRows, edges: list[int]) -> list[int]:
+def _shared(backend: SamplingBackend, logits: torch.Tensor, rows: SampledRows, edges: list[int]) -> list[int]:
     """Shares selected and merged apart, then drawn from together, as ranks do."""
     merged = []
     for start, stop in itertools.pairwise(edges):
@@ -154,13 +155,17 @@ def test_equals_on_both_sides_of_an_edge_fall_to_the_lowest_ids(name) -> None:
     assert _shared(BACKENDS[name], logits.fill_(-torch.inf), rows, _edges(240, 2)) == [0] * len(kinds)
 
 
-def test_the_reference_draws_what_sorting_the_whole_row_draws() -> None:
-    """The exact path over the same softcapped logits, bit for bit: neither path changes what a seed says."""
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("name", BACKENDS)
+def test_candidates_draw_what_the_whole_row_draws(name) -> None:
+    """Bit for bit: neither path changes what a seed says, or what is kept of equals."""
     seed = secrets.randbits(32)
     rng = np.random.default_rng(seed)
-    kinds = [kind for kind in KINDS if "min_tokens" not in kind] * 6
+    kinds = [kind for kind in KINDS if kind.get("temperature") != 0] * 4
     rows, logits = _rows(kinds, 700), _hard_logits(rng, len(kinds), 700)
-    parameters = rows.columns.draw_parameters(rows.slots, rows.positions)
-    exact = draw_tokens(softcapped(logits, CAP), parameters, random=True, min_p=True, truncated=True).tolist()
-    assert _whole(BACKENDS["reference"], logits, rows) == exact, f"seed {seed}"
-    assert _shared(BACKENDS["reference"], logits, rows, _edges(700, 4)) == exact, f"seed {seed}"
+    backend, places = BACKENDS[name], torch.arange(len(kinds), device=DEVICE)
+    whole = backend.draw_filtered(logits, rows, places).tolist()
+    assert _whole(backend, logits, rows) == whole, f"seed {seed}"
+    assert _shared(backend, logits, rows, _edges(700, 4)) == whole, f"seed {seed}"
+    some = torch.from_numpy(rng.permutation(len(kinds))[:5].copy()).to(DEVICE)
+    assert backend.draw_filtered(logits, rows.some(some), some).tolist() == [whole[row] for row in some.tolist()]

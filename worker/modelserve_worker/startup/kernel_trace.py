@@ -43,7 +43,7 @@ from modelserve_worker.kernels.compiling.launching import noted_by
 from modelserve_worker.kernels.operations import Operations
 from modelserve_worker.kernels.peers.peer_rows import PeerRows
 from modelserve_worker.kernels.peers.peer_sums import PeerBuffers, PeerSums
-from modelserve_worker.kernels.sampling.sampling import CandidateRows
+from modelserve_worker.kernels.sampling.sampling import Adjustments, SampledRows
 from modelserve_worker.kernels.sampling.slot_columns import SlotColumns
 from modelserve_worker.kernels.step import Draws, Step
 from modelserve_worker.layers.parallel import TensorParallel
@@ -309,15 +309,23 @@ def _sample(
     count, vocab_size = speculation.step_rows(args.max_num_seqs), architecture.vocab_size
     sampled = torch.empty(count, dtype=torch.int32, device=_CUDA)
     logits = torch.empty(count, vocab_size // parallel.size, dtype=compute_dtype(architecture), device=_CUDA)
-    rows = CandidateRows(
+    seen = torch.empty(args.max_num_seqs, vocab_size, dtype=torch.int32, device=_CUDA)
+    columns = SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel())
+    plain = SampledRows(
         slots=sampled, positions=sampled, output_counts=sampled, width=1, softcap=architecture.final_logit_softcapping,
-        columns=SlotColumns(_on_cuda(slots.device.words), slots.device.top_k.numel()),
+        columns=columns,
     )  # fmt: skip
-    tokens = draw_candidates(operations.sampling, parallel, logits, rows, first_token=0)
+    adjusted = dataclasses.replace(plain, adjustments=Adjustments(seen, _on_cuda(slots.lists)))
+    kinds = [plain, adjusted]
     if masked:
         masks = torch.empty(count, -(-vocab_size // 32), dtype=torch.int32, device=_CUDA)
-        constrained = dataclasses.replace(rows, mask_rows=sampled, masks=masks)
-        draw_candidates(operations.sampling, parallel, logits, constrained, first_token=0)
+        kinds += [dataclasses.replace(each, mask_rows=sampled, masks=masks) for each in kinds]
+    some = torch.empty(min(count, operations.sampling.rows_at_once), dtype=torch.int64, device=_CUDA)
+    whole = logits if parallel.size == 1 else parallel.all_gather(logits[some])
+    for rows in kinds:
+        tokens = draw_candidates(operations.sampling, parallel, logits, rows, first_token=0)
+        operations.sampling.draw_filtered(whole, rows.some(some), some)
+    operations.sampling.logprobs(whole, tokens[some], some, most=1, softcap=plain.softcap)
     draws = Draws(sampled, sampled, sampled, sampled)
     backend = operations.step
     backend.accept(tokens, sampled, sampled, draws, sampled[:, None].expand(-1, rows_each), sampled)

@@ -8,7 +8,8 @@ penalties. Every filter keeps the most likely token; equals are cut by token id,
 Two paths, chosen for each row by its own parameters alone, so that no other row can change its token. Rows that are
 greedy, unfiltered, or filtered by a top-k of at most TOP_K_CAPACITY (with top-p and min-p) are sampled by candidates:
 each rank selects from its share of the logits, ranks gather what they selected, and all draw the same. Of every other
-row, and of each whose log probabilities are reported, ranks gather the logits, a few rows at a time.
+row, and of each whose log probabilities are reported, ranks gather the logits, some rows at a time. Biases, bans and
+penalties are applied where logits are read.
 """
 
 from __future__ import annotations
@@ -21,23 +22,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelserve.sizing.activation import ROWS_PER_SORT
-from modelserve_worker.batch import NOT_A_NUMBER, AdmittedRequest
+from modelserve_worker.batch import AdmittedRequest
 from modelserve_worker.kernels.sampling.sampling import (
-    CandidateRows,
+    IN_PROMPT,
+    Adjustments,
     PlainSampling,
+    SampledRows,
     SamplingBackend,
-    allowed_tokens,
-    draw_tokens,
-    likeliest,
-    softcapped,
 )
 from modelserve_worker.layers.parallel import TensorParallel
 from modelserve_worker.step.sampling_slots import SamplingSlots, Slots
 from modelserve_worker.step.staging import upload
 from modelserve_worker.step.token_masks import TokenMasks
-
-_IN_PROMPT = 1 << 30  # bit of a penalty count that says: the token is in the prompt
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class SamplerOutput:
 
 
 def draw_candidates(
-    backend: SamplingBackend, parallel: TensorParallel, logits: Tensor, rows: CandidateRows, *, first_token: int
+    backend: SamplingBackend, parallel: TensorParallel, logits: Tensor, rows: SampledRows, *, first_token: int
 ) -> Tensor:
     """Tokens int64 [S], the same on every rank, of this rank's share of the raw logits [S, vocab / size]."""
     candidates = backend.select(logits, rows, first_token=first_token)
@@ -89,9 +85,14 @@ class Sampler:
         self._first_token = parallel.shard(vocab_size, what="vocab_size").start
         self._softcap = softcap
         self._slots = SamplingSlots(max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
-        self._seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
+        seen = torch.zeros(max_num_seqs, vocab_size, dtype=torch.int32, device=device)
+        self._adjustments = Adjustments(seen, self._slots.lists)
         self._right = torch.ones(max_num_seqs, dtype=torch.bool, device=device)  # the drafts so far, of a step
         self._backend = backend or PlainSampling()
+
+    @property
+    def _seen(self) -> Tensor:
+        return self._adjustments.seen
 
     def reset(self) -> None:
         """Forget what every slot has seen."""
@@ -132,114 +133,70 @@ class Sampler:
         for.
         """
         paths = self._slots.paths(host_slots)
-        if paths.width:
-            candidates = CandidateRows(
-                slots=slots,
-                positions=positions,
-                output_counts=output_counts,
-                columns=self._slots.device,
-                width=paths.width,
-                softcap=self._softcap,
-                mask_rows=None if masks is None else masks.rows,
-                masks=None if masks is None else masks.words,
-            )
-            tokens = draw_candidates(self._backend, self._parallel, logits, candidates, first_token=self._first_token)
-        else:
-            tokens = torch.empty(len(host_slots), dtype=torch.int64, device=logits.device)
-        for offset in range(1 if offsets is None else 1 + int(offsets.max(initial=0))):
-            exact = paths.exact if offsets is None else paths.exact & (offsets == offset)
-            for rows, on_device in self._passes(exact):
-                drawn = self._draw_exactly(
-                    self._parallel.all_gather(logits[on_device]),
-                    slots=slots[on_device],
-                    positions=positions[on_device],
-                    output_counts=output_counts[on_device],
-                    host_slots=host_slots[rows],
-                    masks=masks,
-                    rows=rows,
-                    behind_drafts=offset > 0,
-                    proposed=None if proposed is None else proposed[on_device],
+        rows = SampledRows(
+            slots=slots,
+            positions=positions,
+            output_counts=output_counts,
+            columns=self._slots.device,
+            width=paths.width,
+            softcap=self._softcap,
+            mask_rows=None if masks is None else masks.rows,
+            masks=None if masks is None else masks.words,
+            adjustments=self._adjustments if paths.adjusted else None,
+        )
+        tokens = self._draw(logits, rows, paths.filtered)
+        if paths.penalised.any():
+            behind = np.zeros(len(host_slots), dtype=np.int32) if offsets is None else offsets
+            for offset in range(1 + int(behind[paths.penalised].max())):
+                which = np.flatnonzero(paths.penalised & (behind == offset)).astype(np.int64)
+                some = upload(which, logits.device)
+                if offset > 0:  # what these rows have seen is known only now
+                    again = self._draw(logits[some], rows.some(some), paths.filtered[which])
+                    tokens.index_copy_(0, some, again)
+                self._count_drawn(
+                    tokens[some], slots[some], None if proposed is None else proposed[some], behind_drafts=offset > 0
                 )
-                tokens.index_copy_(0, on_device, drawn)
         return SamplerOutput(tokens, self._logprobs(logits, tokens, paths.reported))
 
-    def _passes(self, which: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """The rows that are True, ROWS_PER_SORT at a time, as indices on the host and on the device."""
-        if not which.any():
-            return
-        rows = np.flatnonzero(which).astype(np.int64)
-        on_device = upload(rows, self._seen.device)
-        for first in range(0, len(rows), ROWS_PER_SORT):
-            end = first + ROWS_PER_SORT
-            yield rows[first:end], on_device[first:end]
+    def _draw(self, logits: Tensor, rows: SampledRows, filtered: NDArray[np.bool_]) -> Tensor:
+        """One token int64 [N] of each row of [N, vocab / size]; `filtered`: those that few candidates do not decide."""
+        backend, parallel = self._backend, self._parallel
+        if filtered.all():
+            tokens = torch.empty(len(filtered), dtype=torch.int64, device=logits.device)
+        else:
+            tokens = draw_candidates(backend, parallel, logits, rows, first_token=self._first_token)
+        for some in self._passes(filtered):
+            whole, places = self._whole(logits, some)
+            drawn = backend.draw_filtered(whole, rows.some(some), places)
+            tokens.index_copy_(0, some, drawn)
+        return tokens
 
-    def _draw_exactly(
-        self,
-        logits: Tensor,
-        *,
-        slots: Tensor,
-        positions: Tensor,
-        output_counts: Tensor,
-        host_slots: Slots,
-        masks: TokenMasks | None,
-        rows: NDArray[np.int64],
-        behind_drafts: bool,
-        proposed: Tensor | None,
-    ) -> Tensor:
-        """The draw of some of the step's rows, those with these numbers, from all their logits [N, vocab]."""
-        parameters = self._slots
-        values = softcapped(logits, self._softcap)
-        broken = values.isnan().any(dim=-1)
-        if masks is not None:
-            self._mask(values, masks, rows)
-        for row, slot in enumerate(host_slots.tolist()):
-            if slot in parameters.bias:
-                biased, bias = parameters.bias[slot]
-                values[row].index_add_(0, biased, bias)  # no token comes twice, so no order of addition either
-            if slot in parameters.banned:  # the device knows which drafts before this row were accepted
-                ban = torch.where(output_counts[row] < int(parameters.min_tokens[slot]), -torch.inf, 0.0)
-                values[row].index_add_(0, parameters.banned[slot], ban.expand(len(parameters.banned[slot])))
-        penalised = bool(parameters.penalised[host_slots].any())
-        if penalised:
-            self._penalise(values, slots)
-        random = parameters.random[host_slots]
-        tokens = draw_tokens(
-            values,
-            parameters.device.draw_parameters(slots, positions),
-            random=bool(random.any()),
-            min_p=bool((random & parameters.min_p[host_slots]).any()),
-            truncated=bool((random & parameters.truncated[host_slots]).any()),
-        )
-        if penalised:  # a slot without penalties may be counted too: it starts afresh when it is given away
-            right = self._right[slots] if behind_drafts else torch.ones_like(broken)
-            self._count(slots.long() * self._seen.shape[1] + tokens, right.int())
-            if proposed is not None:
-                self._right[slots] = right & (tokens == proposed)
-        return tokens.masked_fill_(broken, NOT_A_NUMBER)
+    def _passes(self, which: NDArray[np.bool_]) -> Iterator[Tensor]:
+        """The rows that are True, as many at a time as the backend takes, as indices int64 on the device."""
+        if which.any():
+            rows, most = upload(np.flatnonzero(which).astype(np.int64), self._seen.device), self._backend.rows_at_once
+            yield from (rows[first : first + most] for first in range(0, len(rows), most))
 
-    def _mask(self, values: Tensor, masks: TokenMasks, rows: NDArray[np.int64]) -> None:
-        constrained = np.flatnonzero(masks.host_rows[rows] >= 0)
-        if not len(constrained):
-            return
-        here = upload(constrained, values.device)
-        words = masks.words[upload(masks.host_rows[rows][constrained].astype(np.int64), values.device)]
-        allowed = allowed_tokens(words, torch.arange(values.shape[1], device=values.device))
-        values.index_copy_(0, here, values[here].masked_fill_(~allowed, -torch.inf))
+    def _whole(self, logits: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the whole vocabulary, and where in them some rows stand."""
+        if self._parallel.size == 1:
+            return logits, some
+        return self._parallel.all_gather(logits[some]), torch.arange(len(some), device=some.device)
 
-    def _penalise(self, values: Tensor, slots: Tensor) -> None:
-        columns, seen = self._slots.device, self._seen[slots]
-        factor = torch.where(seen > 0, columns.repetition_penalty[slots][:, None], 1.0)
-        values.copy_(torch.where(values > 0, values / factor, values * factor))
-        counts = (seen & (_IN_PROMPT - 1)).float()
-        values -= columns.frequency_penalty[slots][:, None] * counts
-        values -= columns.presence_penalty[slots][:, None] * (counts > 0)
+    def _count_drawn(self, tokens: Tensor, slots: Tensor, proposed: Tensor | None, *, behind_drafts: bool) -> None:
+        """Of rows with penalties, no two of a slot: the drafts before them were right, or they were drawn in vain."""
+        sound = tokens >= 0
+        right = self._right[slots] if behind_drafts else torch.ones_like(sound)
+        self._count(slots.long() * self._seen.shape[1] + tokens.clamp(min=0), (right & sound).int())
+        if proposed is not None:
+            self._right[slots] = right & (tokens == proposed)
 
     def _rebuild(self, request: AdmittedRequest) -> None:
         row = self._seen[request.slot].zero_()
         output = self._tokens(request.output_token_ids) + request.slot * self._seen.shape[1]
         self._count(output, torch.ones_like(output, dtype=torch.int32))
         prompt = self._tokens(request.prompt_token_ids)
-        row[prompt] = row[prompt] | _IN_PROMPT
+        row[prompt] = row[prompt] | IN_PROMPT
 
     def _count(self, places: Tensor, ones: Tensor) -> None:
         """Add int32 ones at places of the flattened counts; integers, so the order of equal places does not matter."""
@@ -260,12 +217,11 @@ class Sampler:
             top_logprobs=torch.zeros(rows, most, device=device),
             wanted=wanted,
         )
-        for _, some in self._passes(wanted >= 0):
-            logprobs = softcapped(self._parallel.all_gather(logits[some]), self._softcap).log_softmax(dim=-1)
-            chosen = logprobs.gather(1, tokens[some].clamp_(min=0)[:, None])
-            reported.chosen.index_copy_(0, some, chosen[:, 0])
-            reported.rank.index_copy_(0, some, (logprobs > chosen).sum(dim=-1) + 1)
-            values, likely = likeliest(logprobs, most)
-            reported.top_tokens.index_copy_(0, some, likely)
-            reported.top_logprobs.index_copy_(0, some, values)
+        for some in self._passes(wanted >= 0):
+            whole, places = self._whole(logits, some)
+            found = self._backend.logprobs(whole, tokens[some], places, most=most, softcap=self._softcap)
+            reported.chosen.index_copy_(0, some, found.chosen)
+            reported.rank.index_copy_(0, some, found.rank)
+            reported.top_tokens.index_copy_(0, some, found.top_tokens)
+            reported.top_logprobs.index_copy_(0, some, found.top_logprobs)
         return reported
