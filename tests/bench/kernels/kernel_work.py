@@ -54,6 +54,7 @@ class Sizes:
     chunk: int = 2048  # rows, the last of the context
     few: tuple[int, ...] = (1, 8, 32)
     many: tuple[int, ...] = (512, 2048)
+    sampled: tuple[int, ...] = (1, 32, 128)
     arena: int = 2 << 30  # 32 contexts
     round: int = ROUND_BYTES
 
@@ -221,7 +222,7 @@ def elementwise(model: Model, table: KernelTable, sizes: Sizes) -> Iterator[Line
     for name, make, rows in (("norms", norm, sizes.many), ("gelu", gelu, sizes.many)):
         yield name, [Cell(f"{n}", partial(make, n)) for n in (*sizes.few, *rows)]
     for kind, changes in SAMPLED.items():
-        yield f"sampler {kind}", [Cell(f"{n}", partial(sampler, model, table, n, changes)) for n in (*sizes.few, 128)]
+        yield f"sampler {kind}", [Cell(f"{n}", partial(sampler, model, table, n, changes)) for n in sizes.sampled]
 
 
 SAMPLED: dict[str, dict[str, Any]] = {
@@ -250,7 +251,7 @@ def sampler(model: Model, table: KernelTable, rows: int, changes: dict[str, Any]
         slots=at, positions=at, output_counts=at, columns=slots.device, width=1, softcap=30.0,
         adjustments=Adjustments(seen, slots.lists) if paths.adjusted else None,
     )  # fmt: skip
-    logits = [random(rows, a.vocab_size) for _ in range(8)]
+    logits = [random(rows, a.vocab_size) for _ in range(2)]
 
     def draw(of: Tensor) -> Tensor:
         if not paths.filtered.any():
