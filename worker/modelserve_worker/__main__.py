@@ -248,7 +248,8 @@ async def _serve(
         engine.on_steps = metrics.observe_steps
         metrics.observe_engine(engine.stats, cache_config=ready.cache_config)
         if adapters is not None:
-            adapters.start(engine, probe=await asyncio.to_thread(_probe, state.model, ready.max_model_len))
+            probe = await asyncio.to_thread(_probe, state.model, ready.max_model_len)
+            adapters.start(engine, probe=probe, stats=engine.stats)
         state.mark_ready(engine)
         if args.measure_cache_quality:
             engine.run_beside(_measure_cache(engine, ready, state.model))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from architecture_of import architecture_of
 
 from modelserve.errors import InvalidInput
-from modelserve_worker.batch import AdapterPlacing
+from modelserve.sizing.pages import KVCacheDtype, KVCacheLayout, cache_geometry
+from modelserve_worker.batch import AdapterPlacing, SampledTokens
 from modelserve_worker.request import Request, SamplingParams
 from modelserve_worker.scheduling.adapter_slots import NO_SLOT, AdapterSlotTable
+from modelserve_worker.scheduling.admission import SchedulerLimits
+from modelserve_worker.scheduling.scheduler import Scheduler
+from modelserve_worker.scheduling.stats import AdapterDrafts
 
 NOBODY = np.zeros(0, dtype=np.int32)
 
@@ -162,3 +168,32 @@ def test_who_waits_claims_none_that_is_pinned() -> None:
     slots.leave(pinned)
     assert slots.take_waiting()
     assert slots.seat(waits)
+
+
+def test_drafts_are_counted_by_adapter_as_long_as_it_is_loaded() -> None:
+    """Of two requests, one with an adapter: its first draft of two is right, the other's both are."""
+    geometry = cache_geometry(
+        architecture_of("31B"), dtype=KVCacheDtype.BFLOAT16, layout=KVCacheLayout.V_ONLY, tensor_parallel_size=1
+    )
+    limits = SchedulerLimits(64, 2, 64, ())
+    scheduler = Scheduler(limits, geometry, 4 * geometry.held_bytes(64), draft_tokens=2, adapter_slots=1)
+    scheduler.adapters.add("a", "/adapters/a")
+    for name in ("a", ""):
+        scheduler.add(replace(request(f"of {name}", name), sampling=SamplingParams(seed=0, max_tokens=20)))
+    first = scheduler.schedule()
+    assert first is not None
+    drafts, proposed = np.full((2, 2), 7, dtype=np.int32), np.full(2, 2, dtype=np.int32)
+    ones = np.ones(2, dtype=np.int32)
+    scheduler.update(SampledTokens(first.step, np.array([7, 7], dtype=np.int32), {}, ones, drafts, proposed))
+    assert scheduler.stats().adapter_drafts == ()
+    second = scheduler.schedule()
+    assert second is not None
+    assert second.drawn.tolist() == [3, 3]
+    right = np.array([2, 3] if second.adapters[0] == 0 else [3, 2], dtype=np.int32)
+    ids = np.full(5, 7, dtype=np.int32)
+    scheduler.update(SampledTokens(second.step, ids, {}, right, drafts, 0 * proposed))
+    assert scheduler.stats().adapter_drafts == (AdapterDrafts("a", 2, 1),)
+    assert (scheduler.stats().draft_tokens_total, sum(scheduler.stats().accepted_per_position)) == (4, 3)
+    scheduler.abort("of a")
+    scheduler.adapters.remove("a")
+    assert scheduler.stats().adapter_drafts == ()

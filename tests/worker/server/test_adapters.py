@@ -18,6 +18,7 @@ from live_server import LiveServer
 
 from modelserve.sizing.adapters import AdapterLimits
 from modelserve_worker.metrics import WorkerMetrics
+from modelserve_worker.scheduling.stats import AdapterDrafts, EngineStats
 from modelserve_worker.server.adapters.routes import read_set
 from modelserve_worker.server.adapters.service import AdapterService
 from modelserve_worker.server.settings import ServerSettings
@@ -119,6 +120,16 @@ def test_a_set_is_served_by_name_on_every_route(
     assert f'modelserve_adapter_requests_total{{adapter="legal",model_name="tiny",version="0123456789"}} {4.0}' in (
         metrics(server)
     )
+
+
+def test_acceptance_of_drafts_is_told_by_adapter(server: LiveServer, operator: Operator, tmp_path: Path) -> None:
+    assert operator.put(desired(legal=version(write_adapter(tmp_path / "one")))).status_code == 200
+    digest = operator.settled()["legal"]["digest"]
+    assert "modelserve_adapter_draft_tokens_total{" not in metrics(server), "of none there is nothing to tell"
+    server.app.state.adapters.stats = lambda: EngineStats(adapter_drafts=(AdapterDrafts(digest, 8, 3),))
+    labels, told = 'adapter="legal",model_name="tiny",version="0123456789"', metrics(server)
+    assert f"modelserve_adapter_draft_tokens_total{{{labels}}} 8.0" in told
+    assert f"modelserve_adapter_accepted_draft_tokens_total{{{labels}}} 3.0" in told
 
 
 def test_a_replay_changes_nothing_and_a_smaller_set_lets_go(

@@ -10,12 +10,13 @@ adapters of one tenant keep others out, nor does an adapter that is always asked
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
 from modelserve.errors import InvalidInput
 from modelserve_worker.batch import AdapterPlacing, Int32Array
 from modelserve_worker.request import Request
+from modelserve_worker.scheduling.stats import AdapterDrafts
 
 NO_SLOT = -1  # of requests without an adapter
 
@@ -38,6 +39,7 @@ class AdapterSlotTable:
         self._users: Counter[str] = Counter()
         self._claimed: str | None = None
         self._pinned: frozenset[str] = frozenset()
+        self._drafts: dict[str, AdapterDrafts] = {}
         self._waiting: list[str] = []  # ids of requests that stand aside
         self._placings: list[AdapterPlacing] = []
         self._gone: list[str] = []
@@ -51,6 +53,7 @@ class AdapterSlotTable:
     def remove(self, digest: str) -> None:
         """No request asks for it any more, and none that did runs."""
         self._directories.pop(digest, None)
+        self._drafts.pop(digest, None)
         self._gone.append(digest)
         if (slot := self._slots.pop(digest, None)) is not None:
             self._free.append(slot)
@@ -113,6 +116,21 @@ class AdapterSlotTable:
     def resend(self) -> None:
         """What the slots hold is not known: the next step has all of them placed again."""
         self._placings = [AdapterPlacing(slot, each, self._directories[each]) for each, slot in self._slots.items()]
+
+    def count_drafts(self, adapters: Iterable[str], drawn: Int32Array, counts: Int32Array) -> None:
+        """A step drew `drawn` tokens of each request, of which `counts` count: all but one are drafts. `adapters`: of
+        each the digest of its own, or nothing; not asked for where no request has one."""
+        if not self._users:
+            return
+        for adapter, tokens, right in zip(adapters, drawn.tolist(), counts.tolist(), strict=True):
+            if tokens > 1 and adapter:
+                known = self._drafts.get(adapter) or AdapterDrafts(adapter)
+                accepted = known.accepted + right - 1
+                self._drafts[known.adapter] = known._replace(tokens=known.tokens + tokens - 1, accepted=accepted)
+
+    def counts(self) -> dict[str, Any]:
+        """Its part of EngineStats."""
+        return {"adapter_drafts": tuple(self._drafts.values())}
 
     def of_step(self, slots: Int32Array) -> AdapterColumns:
         """What a step is told, whose segments have the adapters in these slots [R]."""

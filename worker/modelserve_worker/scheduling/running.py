@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -216,6 +216,11 @@ class RunningRequests:
         if self._order is None:
             self._order = np.array([running.slot for running in self.by_id.values()], dtype=np.int32)
         return self._order
+
+    def adapters(self, slots: Int32Array) -> Iterator[str]:
+        """Digests of the adapters of those that have these slots; empty where there is none, and of one that has ended
+        and waits for its steps."""
+        return ("" if each.ended else each.request.adapter for each in self.holders(slots))
 
     def holders(self, slots: Int32Array) -> list[RunningRequest]:
         """Who holds these slots. A slot is held until its last step is answered, so a step's slots name them."""

@@ -159,10 +159,8 @@ class Scheduler:
         decodes, all_grew = self._grow_decodes(self._running.with_masks(decodes))
         if len(prefills):
             prefills = prefills[counters.running[prefills]]  # a decode may have preempted it
-        if all_grew:
-            admitted = self._admit()
-            if admitted:
-                prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
+        if all_grew and (admitted := self._admit()):
+            prefills = np.concatenate((prefills, np.array(admitted, dtype=np.int32)))
         if not len(decodes) and not len(prefills):
             return self._batch(_NOBODY, _NOBODY, _NOBODY, _NOBODY) if self.prefixes.has_errands else None
         decodes, spare = self._spans.seat(decodes, prefills)
@@ -190,6 +188,7 @@ class Scheduler:
         counters.answer(slots, record.drawn, counts)
         if self.drafting.most:
             self.drafting.answer(slots, record.drawn, counts, sampled, asked=record.asked)
+            self.adapters.count_drafts(self._running.adapters(slots), record.drawn, counts)
         counters.last_token[slots] = sampled.token_ids if single else sampled.token_ids[np.cumsum(counts) - 1]
         outputs, token_ids, end = [], sampled.token_ids.tolist(), 0
         for index, (running, count) in enumerate(zip(self._running.holders(slots), counts.tolist(), strict=True)):
@@ -245,7 +244,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         counts: dict[str, Any] = {**self.arena.counts(), **self.drafting.counts(), **self.prefixes.counts()}
-        counts |= asdict(self._totals)
+        counts |= {**self.adapters.counts(), **asdict(self._totals)}
         return EngineStats(**counts, num_running=len(self._running), num_waiting=len(self._queue))
 
     def take_events(self) -> StepEvents:

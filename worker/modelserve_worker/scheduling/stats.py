@@ -75,6 +75,14 @@ class TierCounters(NamedTuple):
     loads_off: bool = False  # and those from it
 
 
+class AdapterDrafts(NamedTuple):
+    """Drafts that were verified of requests with an adapter, named by its digest, and those of them that were right."""
+
+    adapter: str
+    tokens: int = 0
+    accepted: int = 0
+
+
 class EngineStats(NamedTuple):
     """Gauges at the end of a step, and counters since the start. Bytes and pages are per rank.
 
@@ -108,6 +116,7 @@ class EngineStats(NamedTuple):
     draft_acceptance: float = 0.0  # of recent drafts, those that were right where the ones before them were
     judged_by_drafter: tuple[int, ...] = ()  # proposals that were compared, of each drafter that is asked
     acceptance_by_drafter: tuple[float, ...] = ()  # `draft_acceptance` of each
+    adapter_drafts: tuple[AdapterDrafts, ...] = ()  # of those that are loaded and had some
     prompt_tokens_host_total: int = 0  # of prompt_tokens_cached_total, those that came from a tier behind the pool
     tiers: tuple[TierCounters, ...] = ()  # those behind the prefix cache
 

@@ -51,6 +51,13 @@ class AdapterMetrics(Collector):
             "How large its terms are beside the products that they are added to, by kind of linear layer.",
             labels=[*_LABELS, "linear"],
         )
+        drafts = {each.adapter: each for each in self._service.stats().adapter_drafts}
+        drafted = CounterMetricFamily(
+            "modelserve_adapter_draft_tokens", "Drafts that were verified of its requests.", labels=_LABELS
+        )
+        accepted = CounterMetricFamily(
+            "modelserve_adapter_accepted_draft_tokens", "Of these, those that were right.", labels=_LABELS
+        )
         for each in versions:
             labels = [self._model_name, each.name, each.wanted.id]
             requests.add_metric(labels, each.total)
@@ -61,4 +68,7 @@ class AdapterMetrics(Collector):
                 divergence.add_metric(labels, each.probe.kl)
                 for linear, ratio in each.probe.by_linear.items():
                     strengths.add_metric([*labels, linear], ratio)
-        yield from (requests, ready, seconds, divergence, strengths)
+            if (known := drafts.get(each.digest or "")) is not None:
+                drafted.add_metric(labels, known.tokens)
+                accepted.add_metric(labels, known.accepted)
+        yield from (requests, ready, seconds, divergence, strengths, drafted, accepted)

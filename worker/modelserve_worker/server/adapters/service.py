@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from modelserve.model.architecture import ModelArchitecture
 from modelserve.sizing.adapters import AdapterLimits
 from modelserve_worker.engine_client import EngineClient, EngineDead
+from modelserve_worker.scheduling.stats import EngineStats
 from modelserve_worker.server.adapters.desired import DesiredSet, DesiredVersion
 from modelserve_worker.server.adapters.files import look_at
 from modelserve_worker.server.adapters.registry import AdapterRegistry
@@ -54,6 +55,7 @@ class AdapterService:
         self._held: set[AdapterVersion] = set()  # the engine has them
         self._pinned: frozenset[str] = frozenset()
         self._engine: EngineClient | None = None
+        self.stats: Callable[[], EngineStats] = EngineStats
         self._loop: asyncio.AbstractEventLoop | None = None
         self._residents: ResidentAdapters
         self._at_once: asyncio.Semaphore
@@ -66,10 +68,12 @@ class AdapterService:
             if (each.name, each.wanted.id) not in self._wanted:
                 yield each
 
-    def start(self, engine: EngineClient, *, probe: Probe | None = None) -> None:
+    def start(
+        self, engine: EngineClient, *, probe: Probe | None = None, stats: Callable[[], EngineStats] = EngineStats
+    ) -> None:
         """Load what is wanted, from now on at once. Within the loop. `probe`: what an adapter has to pass before it is
-        Ready."""
-        self._engine, self._loop = engine, asyncio.get_running_loop()
+        Ready; `stats`: of the engine."""
+        self._engine, self._loop, self.stats = engine, asyncio.get_running_loop(), stats
         self._residents = ResidentAdapters(engine, self.limits.most, probe, self._sources.release)
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         for each in self._wanted.values():
