@@ -43,6 +43,7 @@ _WAIT = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_
 _UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 _ENDS = {
     "step_tokens", "accept_tokens", "settle_positions", "_select_chunks", "_merge_parts", "_draw_rows",
+    "_scale_chunks", "_weigh_chunks", "_draw_filtered_rows", "_report_chunks", "_report_rows",
     "remember_tokens", "longest_match", "following_tokens",
 }  # fmt: skip
 _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")  # which take indices of the CPU

@@ -242,7 +242,8 @@ def test_every_kernel_that_a_start_up_needs_is_found(built: tuple[Path, Path, li
         "commit", "combine", "expand_keys", "sliding_chunk_sm90.cu", "sliding_decode_sm90.cu",
         "decode_stream_sm90.cu", "v_only_decode_sm90.cu", "global_chunk_sm90.cu", "linear_rows_sm90.cu",
         "cluster_rows_sm90.cu",
-        "_select_chunks", "_draw_rows",
+        "_select_chunks", "_draw_rows", "_scale_chunks", "_weigh_chunks", "_draw_filtered_rows", "_report_chunks",
+        "_report_rows",
     }  # fmt: skip
     # What starts after the embedding reads these without waiting.
     assert max(map(built[2].index, ("step_tokens", "rotations"))) < built[2].index("embed")

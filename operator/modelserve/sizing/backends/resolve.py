@@ -125,7 +125,16 @@ def _elementwise(model: ModelArchitecture, backend: Backend) -> Iterator[Choice]
         Operation.NORM: ("rms_norm",),
         Operation.RESIDUAL_NORM: ("residual_norm",),
         Operation.GATED_GELU: ("gated_gelu",),
-        Operation.SAMPLE: ("_select_chunks", "_draw_rows", "accept_tokens"),
+        Operation.SAMPLE: (
+            "_select_chunks",
+            "_draw_rows",
+            "accept_tokens",
+            "_scale_chunks",
+            "_weigh_chunks",
+            "_draw_filtered_rows",
+            "_report_chunks",
+            "_report_rows",
+        ),
     }
     if model.hidden_size_per_layer_input:
         kernels |= {Operation.PER_LAYER_INPUTS: ("per_layer_inputs",), Operation.PER_LAYER_GATE: ("gated_gelu",)}
