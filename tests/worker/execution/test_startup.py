@@ -79,12 +79,10 @@ def test_the_profile_step_needs_two_pages_whatever_the_context(
         (1, tokens, {start}), (1, tokens, {start}), (8, 8, {start}), (8, 8, {start})
     ]  # fmt: skip
     drawn = SamplingSlots(max_num_seqs=8, vocab_size=model.architecture.vocab_size, device=cache.arena.device)
-    for batch, exact in zip(batches, (True, True, True, False), strict=True):
+    for batch, filtered in zip(batches, (True, True, True, False), strict=True):
         drawn.admit(batch.admitted)
-        chosen = drawn.paths(batch.slots).exact
-        assert chosen.tolist() == [exact] * batch.num_requests, (
-            "kernels and the exact path both run before requests come"
-        )
+        chosen = drawn.paths(batch.slots).filtered
+        assert chosen.tolist() == [filtered] * batch.num_requests, "both kinds of rows run before requests come"
     runner.profile(batches)
     block = [min(PROMPT_SCORE_ROWS, tokens - 1)] if tokens > 1 else []
     assert rows == [*block, 1, 1, 8, 8], "a block of the first chunk is scored, then rows are sampled"

@@ -36,10 +36,10 @@ _CPU_TOKENS = 64  # nothing is measured on the CPU: the steps show that the mode
 
 # Every filter and penalty on, so that the profile step holds every temporary of sampling.
 _PROFILE_SAMPLING = SamplingParams(
-    seed=0, max_tokens=1, top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
+    seed=0, max_tokens=1, top_p=0.5, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.1,
     frequency_penalty=0.1, logprobs=20, prompt_logprobs=20,
 )  # fmt: skip
-# And one that kernels draw, where there are any: no request is to wait for their compilation.
+# And one that few candidates decide. No request is to wait for the compilation of its kernels.
 _KERNELS_SAMPLING = SamplingParams(seed=0, max_tokens=1, top_k=64, top_p=0.95)
 
 
