@@ -128,7 +128,17 @@ def test_lists_that_are_maps_have_required_keys() -> None:
 
 def test_cross_field_rules_are_in_cel() -> None:
     ruled = {path for path, node in _fields() if "x-kubernetes-validations" in node}
-    parts = ("adapters", "capacityBuffer", "context", "drafter", "engine", "kvCache", "pod.resources", "rollout")
+    parts = (
+        "adapters",
+        "capacityBuffer",
+        "context",
+        "drafter",
+        "engine",
+        "kvCache",
+        "model",
+        "pod.resources",
+        "rollout",
+    )
     assert ruled == {"spec", *(f"spec.{part}" for part in parts)}
 
 
