@@ -33,6 +33,7 @@ class ImageSpec(ApiModel):
         default=None,
         min_length=1,
         max_length=MOST_HOSTS,
+        json_schema_extra={"x-kubernetes-list-type": "set"},
         description="Hosts that workers fetch images from by https: images.example.com, or *.example.com for all names "
         "below it; behind http:// by plain http. Left out: nothing is fetched, images come as data: URLs.",
     )
