@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelserve_operator.caches.decision import CacheDecision, Finding, decide
+from modelserve_operator.caches.decision import CacheDecision, decide
 from modelserve_operator.caches.reasons import CacheReason
 from modelserve_operator.cluster.kinds import JOB
 from modelserve_operator.gathering.cache_gatherer import CacheGatherer
 from modelserve_operator.manifests.cache_jobs import JobImage
+from modelserve_operator.observed.transitions import Finding
 from modelserve_operator.process import metrics
 from modelserve_operator.process.work_queue import Key
 from modelserve_operator.settings import Settings

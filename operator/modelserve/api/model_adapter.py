@@ -4,14 +4,13 @@ them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from modelserve.api.model_source import HubRevision, SecretKeyRef
 from modelserve.api.schema_types import (
+    BY_TYPE,
     MAX_NAME_LENGTH,
     NAME_PATTERN,
     UNOBSERVED,
@@ -23,8 +22,7 @@ from modelserve.api.schema_types import (
     Generation,
     cel_rules,
 )
-from modelserve.api.unknown_fields import without_unknown
-from modelserve.errors import InvalidInput, first_fault
+from modelserve.api.unknown_fields import parsed_spec
 from modelserve.model.adapters.addresses import BUCKET_ADDRESS, CLAIM_ADDRESS, HUB, HUB_ADDRESS, MOST_NAME, SERVED_NAME
 from modelserve.model.weight_format import TextLinear
 from modelserve.sizing.adapters import MOST_ADAPTERS, MOST_RANK, MOST_SLOTS
@@ -176,18 +174,8 @@ class ModelAdapterSpec(ApiModel):
 
     @classmethod
     def parse(cls, spec: object) -> tuple[Self, tuple[str, ...]]:
-        """The spec of an object of the cluster, whose schema may be a later release's, and the fields that this one
-        does not have. Raises InvalidInput.
-        """
-        if not isinstance(spec, Mapping):
-            raise InvalidInput("spec must be an object")
-        known, unknown = without_unknown(cls, spec)
-        try:
-            return cls.model_validate_json(json.dumps(known), strict=True, by_alias=True, by_name=False), unknown
-        except ValidationError as error:
-            path, message = first_fault(error)
-            field = ".".join(filter(None, ("spec", path)))
-            raise InvalidInput(f"{field}: {message.removeprefix('Value error, ')}", field=field) from error
+        """See `parsed_spec`."""
+        return parsed_spec(cls, spec)
 
 
 class AdapterVersion(ApiModel):
@@ -236,7 +224,6 @@ class WorkerProblem(ApiModel):
 
 
 MOST_PROBLEMS = 8
-_BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
 class ModelAdapterStatus(ApiModel):
@@ -246,7 +233,7 @@ class ModelAdapterStatus(ApiModel):
     conditions: tuple[Condition, ...] = Field(
         default=(UNOBSERVED,),
         max_length=16,
-        json_schema_extra=_BY_TYPE,
+        json_schema_extra=BY_TYPE,
         description="Ready, Accepted, Reconciling and Stalled.",
     )
     served_name: ServedName | None = Field(default=None, description="`model` of requests that ask for it.")

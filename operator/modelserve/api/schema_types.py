@@ -99,6 +99,7 @@ class Condition(ApiModel):
     message: str = Field(max_length=32768, description="What happened, in a sentence for people.")
 
 
+BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}  # conditions
 UNOBSERVED = Condition(
     type="Ready",
     status="Unknown",

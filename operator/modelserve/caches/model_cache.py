@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from modelserve.api.model_source import HF_URI_PATTERN, HubRevision, SecretKeyRef
 from modelserve.api.pod import EnvVar, LocalObjectReference, Toleration
 from modelserve.api.schema_types import (
+    BY_TYPE,
     MAX_NAME_LENGTH,
     NAME_PATTERN,
     UNOBSERVED,
@@ -24,8 +23,7 @@ from modelserve.api.schema_types import (
     Timestamp,
     cel_rules,
 )
-from modelserve.api.unknown_fields import without_unknown
-from modelserve.errors import InvalidInput, first_fault
+from modelserve.api.unknown_fields import parsed_spec
 
 CACHE_KIND = "ModelCache"
 CACHE_PLURAL = "modelcaches"
@@ -44,7 +42,6 @@ _STORAGE_RULE = "has(self.persistentVolumeClaim) != has(self.volume)"
 _URI_IS_FIXED = "uri cannot be changed: make another ModelCache"
 _STORAGE_IS_FIXED = "storage cannot be changed: make another ModelCache"
 _BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-_BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
 class ClaimStorage(ApiModel):
@@ -130,18 +127,8 @@ class ModelCacheSpec(ApiModel):
 
     @classmethod
     def parse(cls, spec: object) -> tuple[Self, tuple[str, ...]]:
-        """The spec of an object of the cluster, whose schema may be a later release's, and the fields that this one
-        does not have. Raises InvalidInput.
-        """
-        if not isinstance(spec, Mapping):
-            raise InvalidInput("spec must be an object")
-        known, unknown = without_unknown(cls, spec)
-        try:
-            return cls.model_validate_json(json.dumps(known), strict=True, by_alias=True, by_name=False), unknown
-        except ValidationError as error:
-            path, message = first_fault(error)
-            field = ".".join(filter(None, ("spec", path)))
-            raise InvalidInput(f"{field}: {message.removeprefix('Value error, ')}", field=field) from error
+        """See `parsed_spec`."""
+        return parsed_spec(cls, spec)
 
 
 class FilledStatus(ApiModel):
@@ -179,7 +166,7 @@ class ModelCacheStatus(ApiModel):
     conditions: tuple[Condition, ...] = Field(
         default=(UNOBSERVED,),
         max_length=16,
-        json_schema_extra=_BY_TYPE,
+        json_schema_extra=BY_TYPE,
         description="Ready (ModelServes can read it), Accepted, Reconciling and Stalled.",
     )
     claim_name: DnsName | None = Field(default=None, description="The claim that ModelServes' pods mount.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from modelserve.api.model_adapter import MOST_PROBLEMS
@@ -23,7 +22,7 @@ from modelserve_operator.adapters.snapshot import (
 )
 from modelserve_operator.adapters.versions import Version
 from modelserve_operator.observed.snapshot import Transition
-from modelserve_operator.observed.transitions import transition_between, with_times
+from modelserve_operator.observed.transitions import Finding, conditions_of, transition_between
 
 CONDITIONS = ("Ready", "Accepted", "Reconciling", "Stalled")
 _OF_STATE = {
@@ -31,16 +30,6 @@ _OF_STATE = {
     NO_EFFECT: AdapterReason.NO_EFFECT,
     PARTLY: AdapterReason.PARTLY_NO_EFFECT,
 }
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Of the condition Ready. `stalled`: nothing more happens until somebody changes something."""
-
-    ready: bool
-    reason: AdapterReason
-    message: str
-    stalled: bool = False
 
 
 def status_of(adapter: Adapter, decision: AdapterDecision) -> dict[str, Any]:
@@ -199,14 +188,11 @@ def _of_broken(taken: Taken, workers: tuple[AdapterWorker, ...]) -> Iterator[tup
 def _with_conditions(
     status: dict[str, Any], adapter: Adapter, finding: Finding, refusal: Refusal | None, snapshot: AdapterSnapshot
 ) -> dict[str, Any]:
-    """kstatus: Reconciling while it is on its way, Stalled while nothing more will happen, each absent otherwise."""
-    wanted = [("Ready", finding.ready, finding.reason, finding.message)]
+    accepted: tuple[bool, str, str] | None = None
     if refusal is not None:
-        wanted.append(("Accepted", False, refusal.reason, refusal.message))
+        accepted = False, refusal.reason, refusal.message
     elif not adapter.leaving:
-        wanted.append(("Accepted", True, AdapterReason.VALID, "The ModelServe takes it."))
-    if not finding.ready:
-        wanted.append(("Stalled" if finding.stalled else "Reconciling", True, finding.reason, finding.message))
+        accepted = True, AdapterReason.VALID, "The ModelServe takes it."
     generation = adapter.body["metadata"].get("generation")
-    conditions = with_times(wanted, adapter.status, generation=generation, now=snapshot.now)
+    conditions = conditions_of(finding, accepted, adapter.status, generation=generation, now=snapshot.now)
     return {**status, "conditions": conditions}

@@ -18,19 +18,10 @@ from modelserve_operator.caches.snapshot import FILL, FREE, Body, CacheJob, Cach
 from modelserve_operator.manifests.cache_jobs import JobImage, claim, fill_job, free_job
 from modelserve_operator.observed.snapshot import moment
 from modelserve_operator.observed.terminal_failure import delay_after
+from modelserve_operator.observed.transitions import Finding
 from modelserve_operator.sources import cache_claim
 
 FETCHING_SECONDS, WAITING_SECONDS, REST_SECONDS = 3.0, 10.0, 300.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Of the condition Ready. `stalled`: nothing more happens until somebody changes something, or a try is due."""
-
-    ready: bool
-    reason: str
-    message: str
-    stalled: bool = False
 
 
 @dataclass(frozen=True)

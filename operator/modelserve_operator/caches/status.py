@@ -10,7 +10,7 @@ from modelserve.caches.reports import CacheProgress
 from modelserve_operator.caches.decision import CacheDecision
 from modelserve_operator.caches.reasons import CacheReason
 from modelserve_operator.observed.snapshot import Transition
-from modelserve_operator.observed.transitions import transition_between, with_times
+from modelserve_operator.observed.transitions import conditions_of, transition_between
 from modelserve_operator.sources import cache_claim
 
 CONDITIONS = ("Ready", "Accepted", "Reconciling", "Stalled")
@@ -32,14 +32,13 @@ def status_of(decision: CacheDecision) -> dict[str, Any]:
         status["fetch"] = shown.to_json()
         share = int(100 * progress.bytes / max(progress.total_bytes, 1))
         status["progress"] = f"{share} % of {_gigabytes(progress.total_bytes)}"
-    wanted = [("Ready", finding.ready, finding.reason, finding.message)]
+    accepted: tuple[bool, str, str] | None = None
     if decision.refused is not None:
-        wanted.append(("Accepted", False, decision.refused.reason, decision.refused.message))
+        accepted = False, decision.refused.reason, decision.refused.message
     elif not snapshot.leaving:
-        wanted.append(("Accepted", True, CacheReason.VALID, "The spec is valid."))
-    if not finding.ready:
-        wanted.append(("Stalled" if finding.stalled else "Reconciling", True, finding.reason, finding.message))
-    return {**status, "conditions": with_times(wanted, snapshot.status, generation=generation, now=snapshot.now)}
+        accepted = True, CacheReason.VALID, "The spec is valid."
+    conditions = conditions_of(finding, accepted, snapshot.status, generation=generation, now=snapshot.now)
+    return {**status, "conditions": conditions}
 
 
 def transitions(before: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Transition]:

@@ -277,7 +277,7 @@ class Gatherer:
             buffer_kind=self._buffer_kind(),
             capacity_buffer=self._namesake(self._buffer_kind(), body),
             buffer_template=self._namesake(POD_TEMPLATE, body),
-            not_served=frozenset({*self.absent, *OPTIONAL} - {*self.optional} | self.absent),
+            not_served=frozenset(self.absent | (set(OPTIONAL) - set(self.optional))),
             http_route=self._namesake(HTTP_ROUTE, body),
             inference_pool=self._namesake(INFERENCE_POOL, body),
             endpoints=ready_endpoints(children[ENDPOINT_SLICE], service),

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from modelserve_operator.observed.snapshot import Transition
 
 
-def with_times(
-    wanted: Iterable[tuple[str, bool, str, str]], before: Mapping[str, Any], *, generation: int | None, now: datetime
+@dataclass(frozen=True)
+class Finding:
+    """Of the condition Ready. `stalled`: nothing more happens until somebody changes something, or a try is due."""
+
+    ready: bool
+    reason: str
+    message: str
+    stalled: bool = False
+
+
+def conditions_of(
+    finding: Finding,
+    accepted: tuple[bool, str, str] | None,
+    before: Mapping[str, Any],
+    *,
+    generation: int | None,
+    now: datetime,
 ) -> list[dict[str, Any]]:
-    """Conditions of (type, whether it holds, reason, message); one that held before keeps its time. `before`: the
+    """Ready, Accepted (whether, reason, message; None: absent) and kstatus's: Reconciling while it is on its way,
+    Stalled while nothing more will happen, each absent otherwise. One that held before keeps its time. `before`: the
     status as it is."""
+    wanted = [("Ready", finding.ready, finding.reason, finding.message)]
+    if accepted is not None:
+        wanted.append(("Accepted", *accepted))
+    if not finding.ready:
+        wanted.append(("Stalled" if finding.stalled else "Reconciling", True, finding.reason, finding.message))
     known = {each.get("type"): each for each in before.get("conditions") or ()}
     conditions = []
     for kind, holds, reason, message in wanted:
