@@ -15,6 +15,7 @@ from modelserve.api.drafter import DrafterPlan
 from modelserve.api.media.modalities import AudioPlan, ImagePlan
 from modelserve.api.model_adapter import AdaptersPlan
 from modelserve.api.schema_types import (
+    BY_TYPE,
     UNOBSERVED,
     ApiModel,
     Bytes,
@@ -317,7 +318,7 @@ class ModelServeStatus(ApiModel):
     conditions: tuple[Condition, ...] = Field(
         default=(UNOBSERVED,),
         max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        json_schema_extra=BY_TYPE,
         description="Ready: this generation's plan is fully rolled out; absent for previews. Available: some revision "
         "serves. Accepted, Planned, CapacityAvailable, WeightsLoaded, WorkersReady: the steps on the way. Reconciling "
         "and Stalled exist while true.",
